@@ -68,6 +68,7 @@ struct Codes {
   const char *name;
   uint32_t type, group;
   bool has_offsets;
+  uint32_t scale_type = group ? MHA_TYPE_F16 : 0, packed_type = type;
 };
 
 class CodesCase : public Case {
@@ -77,19 +78,30 @@ class CodesCase : public Case {
     const bool is_bf16 = codes.type == MHA_TYPE_BF16;
     std::vector<uint8_t> stored(is_bf16 ? 2 * count : count);
     std::minstd_rand random(1);
-    for (uint8_t &code : stored) code = static_cast<uint8_t>(random() >> 8);
+    const uint32_t bits = codes.packed_type == MHA_TYPE_INT5   ? 5
+                          : codes.packed_type == MHA_TYPE_INT6 ? 6
+                                                               : 8;
+    const uint32_t least = bits < 8 && !codes.has_offsets ? 1u << (bits - 1) : 0;
+    for (uint8_t &code : stored)
+      code = static_cast<uint8_t>((random() >> 8 & ((1u << bits) - 1)) - least);
     for (size_t i = 1; is_bf16 && i < stored.size(); i += 2) stored[i] = 0x3F;  // 0.5 to 2
-    const std::vector<float> scales(static_cast<size_t>(count / 16), 0.0625f),
-        offsets(scales.size(), -0.5f);
+    const bool are_in_blocks = codes.scale_type == MHA_TYPE_INT8;
+    const std::vector<float> scales(static_cast<size_t>(count / 16),
+                                    are_in_blocks ? 1.0f : 0.0625f),
+        offsets(scales.size(), are_in_blocks ? 8.0f : -0.5f), factors(scales.size(), 0.0625f);
     mha_linear_weights weights = support::Zeroed<mha_linear_weights>();
     weights.input_dim = in;
     weights.output_dim = out;
     weights.w.data = stored.data();
     if (!is_bf16) weights.w.scales = scales.data();
     if (codes.has_offsets) weights.w.offsets = offsets.data();
-    weights.type = weights.format.type = codes.type;
+    if (are_in_blocks) weights.w.block_scales = factors.data();
+    if (are_in_blocks && codes.has_offsets) weights.w.block_offsets = factors.data();
+    weights.type = codes.type;
+    weights.format.type = codes.packed_type;
     weights.format.group_size = codes.group;
-    if (codes.group) weights.format.scale_type = MHA_TYPE_F16;
+    weights.format.scale_type = codes.scale_type;
+    weights.layout = MHA_LAYOUT_OUT_IN;
     weights.format.arithmetic = arithmetic;
     x_ = make_array<float>(rows * in);
     std::fill_n(x_.get(), rows * in, 0.5f);
@@ -97,11 +109,9 @@ class CodesCase : public Case {
     args_.rows = rows;
     args_.x.data = x_.get();
     args_.output.data = y_.get();
-    const double numbers = codes.group ? (codes.has_offsets ? 2.0 : 1.0) * count / codes.group : 0,
-                 size = is_bf16                       ? 2
-                        : codes.type == MHA_TYPE_INT8 ? 1
-                                                      : 0.5,
-                 of_weights = size * count + 2 * numbers;
+    size_t packed_bytes = 0;
+    support::Check(mha_linear_pack_size(&weights, nullptr, &packed_bytes, &error_), error_);
+    const double of_weights = static_cast<double>(packed_bytes);
     bytes = of_weights + sizeof(float) * static_cast<double>(rows * (in + out));
     stages = {{2.0 * static_cast<double>(rows * count), bytes}};
     const int64_t rotated = std::min(rotated_bytes(), setting.most_rotated_bytes);
@@ -138,7 +148,13 @@ class CodesCase : public Case {
 constexpr Codes bf16 = {"bf16", MHA_TYPE_BF16, 0, false}, int8 = {"int8", MHA_TYPE_INT8, 0, false},
                 int8_by_32 = {"int8_by_32", MHA_TYPE_INT8, 32, false},
                 int4_by_32 = {"int4_by_32", MHA_TYPE_INT4, 32, false},
-                with_offsets = {"int4_by_32_with_offsets", MHA_TYPE_INT4, 32, true};
+                with_offsets = {"int4_by_32_with_offsets", MHA_TYPE_INT4, 32, true},
+                q4_k = {"q4_k", MHA_TYPE_INT4, 32, true, MHA_TYPE_INT8},
+                q4_k_floats = {"q4_k_floats", MHA_TYPE_INT4, 32, true, MHA_TYPE_F32},
+                q5_k = {"q5_k", MHA_TYPE_INT8, 32, true, MHA_TYPE_INT8, MHA_TYPE_INT5},
+                q5_k_floats = {"q5_k_floats", MHA_TYPE_INT8, 32, true, MHA_TYPE_F32},
+                q6_k = {"q6_k", MHA_TYPE_INT8, 16, false, MHA_TYPE_INT8, MHA_TYPE_INT6},
+                q6_k_floats = {"q6_k_floats", MHA_TYPE_INT8, 16, false, MHA_TYPE_F32};
 
 void add_bf16(const Setting &setting, int64_t rows) {
   add("projection/bf16/BF16/M:" + std::to_string(rows) + "/K:2048/N:5632", [=] {
@@ -153,6 +169,7 @@ void add_codes(const Setting &setting, int64_t rows, const Codes &codes, const C
                const char *counter) {
   for (const auto &[name, arithmetic] :
        {std::pair("F32", MHA_ARITHMETIC_F32), std::pair("INT8", MHA_ARITHMETIC_INT8)}) {
+    if (codes.scale_type == MHA_TYPE_INT8 && arithmetic == MHA_ARITHMETIC_F32) continue;
     add(std::string("projection/") + codes.name + "/" + name + "/M:" + std::to_string(rows) +
             "/K:2048/N:5632",
         [=] {
@@ -171,6 +188,9 @@ const Group projection_benchmarks([](const Setting &setting) {
   for (const int64_t rows : {1, 512}) {
     add_codes(setting, rows, int8_by_32, int8, "times_by_column");
     add_codes(setting, rows, with_offsets, int4_by_32, "times_without_offsets");
+    add_codes(setting, rows, q4_k, q4_k_floats, "times_f32_scales");
+    add_codes(setting, rows, q5_k, q5_k_floats, "times_f32_scales");
+    add_codes(setting, rows, q6_k, q6_k_floats, "times_f32_scales");
   }
   for (const int64_t depth : {256, 768, 2048, 4096}) {
     for (const int64_t rows :

@@ -143,6 +143,8 @@ typedef struct mha_scheduler {
 #define MHA_TYPE_BF16 3u /* bfloat16, the upper half of a float, as the bits of a uint16_t */
 #define MHA_TYPE_INT8 4u /* -127 .. 127 times a scale; weights and caches only */
 #define MHA_TYPE_INT4 5u /* -8 .. 7 times a scale; weights and cached values only */
+#define MHA_TYPE_INT5 6u /* -16 .. 15 times a scale; packed weights only */
+#define MHA_TYPE_INT6 7u /* -32 .. 31 times a scale; packed weights only */
 
 #define MHA_EMPTY INT64_MIN     /* an explicitly empty extent; a plain 0 is rejected as unset */
 #define MHA_BROADCAST INT64_MIN /* a stride of an input: one copy serves all */
@@ -184,6 +186,8 @@ typedef struct mha_matrix {
   const float *bias;    /* [out]; NULL = 0 */
   const float *scales;  /* [out], in groups [out, ceil(in / group_size)]; NULL = no codes */
   const float *offsets; /* of codes in groups, of the shape of scales; NULL = none */
+  const float *block_scales;  /* factors of scales: [out, ceil(in / 256)]; NULL = none */
+  const float *block_offsets; /* factors of offsets, of the shape of block_scales; NULL = none */
   int64_t row_stride;   /* elements from one row to the next; 0 = contiguous */
 } mha_matrix;
 
@@ -200,7 +204,7 @@ struct mha_layer_options;           /* in mha_extra.h: instruction set, BLAS and
 typedef struct mha_weight_format {
   uint32_t type;       /* MHA_TYPE_* of the packed weights; 0 = F32 */
   uint32_t group_size; /* inputs that share a scale: 16, 32, 64, 128; 0 = all (INT8), 32 (INT4) */
-  uint32_t scale_type; /* of scales and offsets of groups: MHA_TYPE_F32 or F16; 0 = F32 */
+  uint32_t scale_type; /* of scales and offsets of groups: MHA_TYPE_F32, F16 or INT8; 0 = F32 */
   uint32_t arithmetic; /* MHA_ARITHMETIC_* of the products; 0 = F32 */
 } mha_weight_format;
 
@@ -240,12 +244,12 @@ typedef struct mha_layer_config {
  *
  * Biases of q, k and v may be fused (w_qkv.bias) or separate, whether or not the matrices are.
  * F32, F16 and BF16 matrices are converted to format.type. INT8 and INT4 matrices come from a
- * quantiser, need the same format.type, and are packed without change.
+ * quantiser, need the same format.type (INT8 also INT5 or INT6), and are packed without change.
  */
 typedef struct mha_layer_weights {
   size_t struct_size;
   uint32_t layout; /* MHA_LAYOUT_* of all matrices; 0 = IN_OUT */
-  uint32_t type;   /* MHA_TYPE_* of all matrices; 0 = F32 */
+  uint32_t type;   /* of all matrices: MHA_TYPE_F32, F16, BF16, INT8 or INT4; 0 = F32 */
   uint32_t gate_place; /* MHA_GATE_IN_W_G or IN_W_Q (mha_options.h); 0 = IN_W_G */
   mha_matrix w_q;   /* [query_dim, num_heads * head_dim]; data NULL = in w_qkv */
   mha_matrix w_k;   /* [key_dim, num_kv_heads * head_dim]; data NULL = in w_qkv, or none */
@@ -510,7 +514,7 @@ typedef struct mha_linear_weights {
   int64_t output_dim; /* width of a row of y; >= 1 */
   mha_matrix w;       /* [input_dim, output_dim]; MHA_LAYOUT_OUT_IN transposes it */
   uint32_t layout;    /* MHA_LAYOUT_* of w; 0 = IN_OUT */
-  uint32_t type;      /* MHA_TYPE_* of w; 0 = F32 */
+  uint32_t type;      /* of w: MHA_TYPE_F32, F16, BF16, INT8 or INT4; 0 = F32 */
   mha_weight_format format; /* of the packed weights */
 } mha_linear_weights;
 

@@ -31,6 +31,9 @@
  *             scale. A quantiser's weights need MHA_LAYOUT_OUT_IN. A row is ceil(in / 2) bytes; a
  *             byte is two codes + 8, the earlier input in the low half, and with offsets two
  *             codes, 0 .. 15. Strides count elements and are even.
+ *     INT5    5/8 and 3/4 byte per weight, and scales. Only for integer arithmetic and a
+ *     INT6    quantiser's weights in groups, which are given as INT8: -16 .. 15 and -32 .. 31, or,
+ *             with offsets, 0 .. 31 and 0 .. 63.
  *
  * A weight is code * scale, where group_size inputs of an output share a scale (the last group may
  * be shorter), INT8 by default all of them. A quantiser may also give offsets, for each matrix: a
@@ -38,6 +41,10 @@
  * F16, as F16, which must hold those of the quantiser exactly; weights that the library itself
  * quantises have float scales only. A column or group whose largest magnitude is less than 2^-100
  * becomes 0.
+ *
+ * With scale_type INT8, for integer arithmetic alone, scales and offsets are integers, -128 .. 127,
+ * and 256 inputs share their factors, which F16 must hold exactly: the scale of group g is
+ * scales[g] * block_scales[g * group_size / 256], and its offset, likewise, offsets * block_offsets.
  */
 
 /*

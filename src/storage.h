@@ -30,10 +30,27 @@ inline int64_t bytes_of(Storage storage, int64_t numbers) {
 }
 inline bool has_codes(Storage storage) { return storage >= Storage::int8; }
 
+// Codes of int5 and int6 are nibbles and one or two high bits.
+constexpr int high_bits_of(Storage storage) {
+  return storage == Storage::int5 ? 1 : storage == Storage::int6 ? 2 : 0;
+}
+// Terms whose high bits share a byte.
+constexpr int64_t plane_terms_of(int high_bits) { return 32 / high_bits; }
+
+// What exceeds codes of a matrix with offsets, which are not negative, over those that are
+// multiplied.
+constexpr int32_t centre_of(Storage storage) {
+  return storage < Storage::int4 ? 0 : 8 << high_bits_of(storage);
+}
+
 // The size of a panel of weights. With is_interleaved, four terms of a column are side by side, of
 // bf16 two, and the depth is rounded up to that; of int4, two such groups of four share their
-// bytes.
+// bytes, and of int5 and int6 the high bits of eight or four.
 inline int64_t panel_bytes(int64_t depth, Storage storage, bool is_interleaved) {
+  if (const int high = high_bits_of(storage)) {
+    const int64_t terms = plane_terms_of(high);
+    return (depth + terms - 1) / terms * terms * panel_columns * (4 + high) / 8;
+  }
   const bool is_int4 = storage == Storage::int4;
   const int64_t side_by_side = !is_interleaved            ? 1
                                : storage == Storage::bf16 ? 2
@@ -41,6 +58,16 @@ inline int64_t panel_bytes(int64_t depth, Storage storage, bool is_interleaved) 
                 together = side_by_side << is_int4;
   return ((depth + together - 1) & -together) * panel_columns *
          (is_int4 ? 1 : 2 * bytes_of(storage)) / 2;
+}
+
+// Scales of a panel's groups in blocks: factors [48] in f16, then the block's scales [groups][48].
+inline int64_t scale_block_bytes(int64_t groups) { return panel_columns * (2 + groups); }
+
+// The size of a panel's scales, or offsets, of which a column has `count`; those of int8 are in
+// blocks.
+inline int64_t scales_bytes(int64_t count, int64_t depth, Storage storage) {
+  const int64_t blocks = storage == Storage::int8 ? (depth + scale_block - 1) / scale_block : 0;
+  return panel_columns * (count * bytes_of(storage) + blocks * 2);
 }
 
 // The number at any address, whatever type it has there.
@@ -212,9 +239,11 @@ inline int32_t cached_code(const CachedInt4 *sixteen, int64_t j) {
 // ---- Integer arithmetic: a row of numbers becomes codes with a scale for each group of them
 // (CONTRACT.md, section 4)
 
-// Added to codes of int8 and int4 in panels for integer arithmetic, whose instructions multiply
-// unsigned with signed numbers.
-constexpr int32_t byte_added = 128, nibble_added = 8;
+// Added to codes in panels for integer arithmetic, whose instructions multiply unsigned with signed
+// numbers.
+constexpr int32_t added_to(Storage storage) {
+  return storage == Storage::int8 ? 128 : centre_of(storage);
+}
 
 // A chain is as many terms as are added up in integers before a scale is applied: the contract's
 // piece. A group of the row has whole chains, and so has a group of the weights (0: all of them).

@@ -18,13 +18,16 @@ static_assert(type_of(Storage::f16) == MHA_TYPE_F16);
 static_assert(type_of(Storage::bf16) == MHA_TYPE_BF16);
 static_assert(type_of(Storage::int8) == MHA_TYPE_INT8);
 static_assert(type_of(Storage::int4) == MHA_TYPE_INT4);
+static_assert(type_of(Storage::int5) == MHA_TYPE_INT5);
+static_assert(type_of(Storage::int6) == MHA_TYPE_INT6);
 
 MHA_FIELDS(mha_weight_format,
-  MHA_RULE(range, type, 0, 5,
-           "MHA_TYPE_F32 (1), F16 (2), BF16 (3), INT8 (4) or INT4 (5), or to 0 (F32)")
+  MHA_RULE(range, type, 0, 7,
+           "MHA_TYPE_F32 (1), F16 (2), BF16 (3), INT8 (4), INT4 (5), INT5 (6) or INT6 (7), or to 0 (F32)")
   MHA_RULE(one_of, group_size, {0, 16, 32, 64, 128},
            "16, 32, 64 or 128, or to 0 (all (INT8), 32 (INT4))")
-  MHA_RULE(range, scale_type, 0, 2, "MHA_TYPE_F32 (1) or MHA_TYPE_F16 (2), or to 0 (F32)")
+  MHA_RULE(one_of, scale_type, {0, 1, 2, 4},
+           "MHA_TYPE_F32 (1), MHA_TYPE_F16 (2) or MHA_TYPE_INT8 (4), or to 0 (F32)")
   MHA_RULE(one_of, arithmetic, {0, 1281, 1282, 1283},
            "MHA_ARITHMETIC_F32 (0), INT8 (1281), INT16 (1282) or BF16 (1283)"))
 

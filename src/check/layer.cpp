@@ -49,10 +49,23 @@ mha_status check_kept(Report report, const mha_weight_format &kept) {
         "format.group_size is %u, but format.type is %u; set format.type to MHA_TYPE_INT8 (4) or "
         "MHA_TYPE_INT4 (5), or format.group_size to 0",
         kept.group_size, kept.type);
-  if (kept.scale_type == MHA_TYPE_F16 && kept.group_size == 0 && kept.type != MHA_TYPE_INT4)
+  if (kept.scale_type > MHA_TYPE_F32 && kept.group_size == 0 && kept.type != MHA_TYPE_INT4)
     return report.invalid(
-        "format.scale_type is MHA_TYPE_F16 (2), but the weights are not in groups; set "
-        "format.group_size, or format.scale_type to 0");
+        "format.scale_type is %u, but the weights are not in groups; set format.group_size, or "
+        "format.scale_type to 0",
+        kept.scale_type);
+  const bool has_high_bits = high_bits_of(storage_of_type(kept.type)) != 0;
+  if (has_high_bits && kept.group_size == 0)
+    return report.invalid(
+        "format.group_size is 0, but format.type is %u, whose weights are in groups; set "
+        "format.group_size to 16, 32, 64 or 128",
+        kept.type);
+  if ((has_high_bits || kept.scale_type == MHA_TYPE_INT8) && kept.arithmetic == MHA_ARITHMETIC_F32)
+    return report.invalid(
+        "format.arithmetic is MHA_ARITHMETIC_F32 (0), but format.%s is %u, which integer "
+        "arithmetic takes; set format.arithmetic to MHA_ARITHMETIC_INT8 (%u) or INT16 (%u)",
+        has_high_bits ? "type" : "scale_type", has_high_bits ? kept.type : kept.scale_type,
+        MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16);
   return MHA_OK;
 }
 
@@ -179,8 +192,14 @@ struct GivenMatrix {
 
 // The type of the caller's matrices. Floats can be packed as any type, codes only as they are.
 mha_status check_given_type(Report report, uint32_t type, uint32_t layout, uint32_t weight_type) {
+  const bool has_high_bits = high_bits_of(storage_of_type(weight_type)) != 0;
+  if (has_high_bits && type != MHA_TYPE_INT8)
+    return report.invalid(
+        "type is %u, but format.type is %u, whose codes a quantiser gives as MHA_TYPE_INT8 (4); "
+        "set type to that",
+        type, weight_type);
   // Another type would need numbers to round, and codes have lost these.
-  if (is_coded(type) && weight_type != type) {
+  if (is_coded(type) && weight_type != type && !has_high_bits) {
     const char *const name = type == MHA_TYPE_INT8 ? "INT8" : "INT4";
     return report.invalid(
         "type is MHA_TYPE_%s (%u), whose weights are packed unchanged, but format.type is %u; set "
@@ -195,13 +214,27 @@ mha_status check_given_type(Report report, uint32_t type, uint32_t layout, uint3
 }
 
 // Codes need scales, and other types must not have any, for they would be ignored.
-mha_status check_scales(Report report, uint32_t type, const GivenMatrix &given) {
+mha_status check_scales(Report report, uint32_t type, uint32_t scale_type,
+                        const GivenMatrix &given) {
   const mha_matrix &m = given.matrix;
   const Rules rules = {report, given.name};
   if (is_coded(type) && m.data)
     MHA_TRY(rules.given("scales", m.scales, "the scales of the matrix, as codes need them"));
   MHA_TRY(rules.needs({"data", m.data}, {{"scales", m.scales}, {"row_stride", m.row_stride}}));
   MHA_TRY(rules.needs({"scales", m.scales}, {{"offsets", m.offsets}}));
+  const bool are_in_blocks = scale_type == MHA_TYPE_INT8;
+  if (are_in_blocks && m.scales)
+    MHA_TRY(rules.given("block_scales", m.block_scales, "the factors of scales of MHA_TYPE_INT8"));
+  if (are_in_blocks && m.offsets)
+    MHA_TRY(
+        rules.given("block_offsets", m.block_offsets, "the factors of offsets of MHA_TYPE_INT8"));
+  MHA_TRY(rules.needs({"scales", m.scales}, {{"block_scales", m.block_scales}}));
+  MHA_TRY(rules.needs({"offsets", m.offsets}, {{"block_offsets", m.block_offsets}}));
+  if (m.block_scales && !are_in_blocks)
+    return report.invalid(
+        "%sblock_scales is given, but format.scale_type is %u; set it to MHA_TYPE_INT8 (4), or "
+        "leave the factors NULL",
+        given.name, scale_type);
   if (!m.scales || is_coded(type)) return MHA_OK;
   return report.invalid(
       "%sscales is given, but type is %u; set type to MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5), or "
@@ -237,13 +270,13 @@ mha_status check_matrices(Report report, uint32_t type, uint32_t layout,
                           const mha_weight_format &kept,
                           std::initializer_list<GivenMatrix> matrices) {
   MHA_TRY(check_given_type(report, type, layout, kept.type));
-  if (kept.scale_type == MHA_TYPE_F16 && !is_coded(type))
+  if (kept.scale_type > MHA_TYPE_F32 && !is_coded(type))
     return report.invalid(
-        "format.scale_type is MHA_TYPE_F16 (2), but type is %u, whose scales are made in packing; "
-        "set format.scale_type to MHA_TYPE_F32 (1)",
-        type);
+        "format.scale_type is %u, but type is %u, whose scales are made in packing; set "
+        "format.scale_type to MHA_TYPE_F32 (1)",
+        kept.scale_type, type);
   for (const GivenMatrix &given : matrices) {
-    MHA_TRY(check_scales(report, type, given));
+    MHA_TRY(check_scales(report, type, kept.scale_type, given));
     if (given.matrix.offsets && type == MHA_TYPE_INT8 && kept.group_size == 0)
       return report.invalid(
           "%soffsets is given, but INT8 with format.group_size 0 has no groups; set that, or "

@@ -30,6 +30,7 @@ struct StoredPanel {
   Storage scale_storage;
   const unsigned char *first;
   const char *scales;
+  int64_t scales_bytes;        // of the panel's scales, and from one panel's to the next
   int64_t offsets_apart;       // bytes from the scales of a group to its offsets; 0: none
   const float *column_scales;  // null: scales are those of groups, or there are none
   const float *bias;
@@ -40,8 +41,8 @@ struct StoredPanel {
     bytes = panel_bytes(p.depth, p.storage, p.arithmetic != Arithmetic::f32);
     groups = p.group ? (p.depth + p.group - 1) / p.group : 1;
     first = static_cast<const unsigned char *>(p.panels) + panel * bytes;
-    scales =
-        p.scales ? element_at(p.scales, scale_storage, panel * groups * panel_columns) : nullptr;
+    scales_bytes = mha::scales_bytes(groups, p.depth, scale_storage);
+    scales = p.scales ? static_cast<const char *>(p.scales) + panel * scales_bytes : nullptr;
     offsets_apart =
         p.offsets ? static_cast<const char *>(p.offsets) - static_cast<const char *>(p.scales) : 0;
     column_scales = p.group ? nullptr : reinterpret_cast<const float *>(scales);
@@ -107,6 +108,34 @@ inline void widen_pairs(const Bf16Pair *from, int64_t terms, float *to) {
       store(to + i, load<Vector>(reinterpret_cast<const SecondOfPair *>(from + i)));
       store(to + panel_columns + i, load<Vector>(reinterpret_cast<const FirstOfPair *>(from + i)));
     }
+  }
+}
+
+// The logarithm of the terms of a group, 0 without groups.
+MHA_INLINE int group_bits_of(const Projection &p) {
+  int bits = 0;
+  while (p.group >> bits > 1) ++bits;
+  return bits;
+}
+
+// Makes floats of a panel's scales, or offsets, in blocks: those of the groups of 2^group_bits
+// terms that begin among `terms` terms from k on, which begins a block. Meanwhile those that lie
+// `later` bytes behind are prefetched.
+MHA_NOINLINE inline void widen_scales(const char *of_panel, int group_bits, int64_t k,
+                                      int64_t terms, int64_t later, float *to) {
+  const char *block = of_panel + k / scale_block * scale_block_bytes(scale_block >> group_bits);
+  for (int64_t left = terms; left > 0; left -= scale_block) {
+    const F16 *const factors = reinterpret_cast<const F16 *>(block);
+    const int8_t *const codes = reinterpret_cast<const int8_t *>(factors + panel_columns);
+    const int64_t numbers = (((min(left, scale_block) - 1) >> group_bits) + 1) * panel_columns;
+    for (int64_t i = 0; i < numbers + 2 * panel_columns; i += 64)
+      MHA_PREFETCH_L2(block + later + i);
+    for (int64_t c = 0; c < panel_columns; c += Vector::size) {
+      const Vector factor = load(factors + c);
+      for (int64_t i = c; i < numbers; i += panel_columns) store(to + i, load(codes + i) * factor);
+    }
+    block = reinterpret_cast<const char *>(codes + numbers);
+    to += numbers;
   }
 }
 
@@ -534,6 +563,7 @@ MHA_NOINLINE void add_offsets_of_one(const Projection &p, int64_t panel, const f
                                      float *sums) {
   constexpr int C = Shape::project_vectors(4), lanes = Vector::size;
   const int64_t first = panel * p.sums * panel_columns;
+  const float centre = static_cast<float>(centre_of(p.storage));
   for (int64_t column = 0; column < panel_columns; column += C * lanes) {
     const Number *offsets = static_cast<const Number *>(p.offsets) + first + column,
                  *scales = static_cast<const Number *>(p.scales) + first + column;
@@ -544,8 +574,7 @@ MHA_NOINLINE void add_offsets_of_one(const Projection &p, int64_t panel, const f
            ++g, offsets += panel_columns, scales += panel_columns) {
         MHA_EACH(c, C) {
           Vector offset = load(offsets + c * lanes);
-          if (p.storage == Storage::int4)
-            offset = mul_add(all(8.0f), load(scales + c * lanes), offset);
+          if (centre != 0.0f) offset = mul_add(all(centre), load(scales + c * lanes), offset);
           acc[0][c] = mul_add(all(x[g]), offset, acc[0][c]);
         }
       }
@@ -558,22 +587,38 @@ MHA_NOINLINE void add_offsets_of_one(const Projection &p, int64_t panel, const f
 // Adds the offsets of a panel to the sums of its columns: x has the sums of groups of `count` rows.
 MHA_NOINLINE inline void add_offsets(const Projection &p, int64_t panel, const float *x,
                                      int64_t x_stride, int64_t count, float *sums, int64_t stride) {
-  if (count == 1)
+  const bool are_in_blocks = p.scale_storage == Storage::int8;
+  if (count == 1 && !are_in_blocks)
     return p.scale_storage == Storage::f16 ? add_offsets_of_one<F16>(p, panel, x, sums)
                                            : add_offsets_of_one<float>(p, panel, x, sums);
-  alignas(64) float offsets[offset_block * panel_columns];
+  alignas(64) float offsets[offset_block * panel_columns],
+      scales[scale_block / min_group * panel_columns];
+  const StoredPanel stored(p, panel);
   const int64_t first = panel * p.sums * panel_columns;
+  const Vector centre = all(static_cast<float>(centre_of(p.storage)));
+  const bool has_centre = centre_of(p.storage) != 0;
+  const int group_bits = group_bits_of(p);
   const auto load_number = [&](const void *numbers, int64_t i) MHA_INLINED {
     return p.scale_storage == Storage::f16 ? load(static_cast<const F16 *>(numbers) + i)
                                            : load(static_cast<const float *>(numbers) + i);
   };
   for (int64_t g = 0; g < p.sums; g += offset_block, x += offset_block) {
-    const int64_t groups = min(offset_block, p.sums - g);
-    for (int64_t i = 0; i < groups * panel_columns; i += Vector::size) {
+    const int64_t groups = min(offset_block, p.sums - g),
+                  end = min(p.depth, (g + groups) * p.group);
+    for (int64_t k = g * p.group; are_in_blocks && k < end; k += scale_block) {
+      float *const to = offsets + ((k >> group_bits) - g) * panel_columns;
+      const int64_t terms = min(scale_block, end - k);
+      widen_scales(stored.scales + stored.offsets_apart, group_bits, k, terms, 0, to);
+      widen_scales(stored.scales, group_bits, k, terms, 0, scales);
+      for (int64_t i = 0; has_centre && i < (((terms - 1) >> group_bits) + 1) * panel_columns;
+           i += Vector::size)
+        store(to + i, mul_add(centre, load(scales + i), load(to + i)));
+    }
+    for (int64_t i = 0; !are_in_blocks && i < groups * panel_columns; i += Vector::size) {
       const int64_t at = first + g * panel_columns + i;
       const Vector offset = load_number(p.offsets, at), scale = load_number(p.scales, at);
-      // The codes of int4 are less by 8 here.
-      store(offsets + i, p.storage == Storage::int4 ? mul_add(all(8.0f), scale, offset) : offset);
+      // Codes with offsets are less by the centre here.
+      store(offsets + i, has_centre ? mul_add(centre, scale, offset) : offset);
     }
     for (int64_t r = 0; r < count; r += 2) {
       const float *const rows[2] = {x + r * x_stride, x + min(r + 1, count - 1) * x_stride};

@@ -36,6 +36,7 @@ struct CodeTile {
   int64_t terms;
   int64_t panels, panel_bytes;  // how many, and from one to the next
   int64_t chain;                // terms of a chain
+  int64_t after;                // from the end of the first panel's terms to what is read next
   const void *scales;           // of the columns, for each group of 2^group_bits terms; null: none
   Storage scale_storage;
   int group_bits;
@@ -93,9 +94,7 @@ MHA_NOCLONE void multiply_codes(const CodeTile &tile) {
     const auto tail_of = [&](int r) MHA_INLINED -> const CodesTail & {
       return *reinterpret_cast<const CodesTail *>(rows[r] + at + codes_bytes);
     };
-    // After the last chain of the tile, the next terms are those of the panels that follow.
-    const uint8_t *of_panel = columns,
-                  *later = columns + ahead + (left > chain ? 0 : (panels - 1) * tile.panel_bytes);
+    const uint8_t *of_panel = columns, *later = columns + ahead + (left > chain ? 0 : tile.after);
     int64_t scale = ((tile.terms - left) >> tile.group_bits) * panel_columns;
     float *to = tile.sums;
     for (int64_t panel = 0; panel < panels; ++panel) {
@@ -265,6 +264,35 @@ MHA_NOINLINE inline void widen_nibbles(const unsigned char *MHA_RESTRICT from, i
   }
 }
 
+// Turns terms of int5 (high 1) or int6 (2) into bytes, each greater than the code by added_to it.
+template <int high>
+MHA_NOINLINE void widen_planes(const unsigned char *MHA_RESTRICT from, int64_t terms,
+                               uint8_t *MHA_RESTRICT to) {
+  constexpr int64_t step = terms_together * panel_columns, together = plane_terms_of(high),
+                    fours = together / terms_together;
+  constexpr uint64_t low_halves = 0x0f0f0f0f0f0f0f0f,
+                     high_bits = low_halves / 15 * 16 * ((1 << high) - 1);
+  for (int64_t k = 0; k < terms;
+       k += together, from += (fours / 2 + 1) * step, to += fours * step) {
+    for (int64_t i = 0; i < (fours / 2 + 1) * step; i += 64)
+      MHA_PREFETCH(from + i + code_prefetch_bytes);
+    for (int64_t i = 0; i < step; i += 8) {
+      const uint64_t plane = number_at<uint64_t>(from + fours / 2 * step + i);
+      MHA_UNROLL for (int four = 0; four < fours; four += 2) {
+        const uint64_t word = number_at<uint64_t>(from + four / 2 * step + i);
+        const auto high_of = [&](int of_four) MHA_INLINED {
+          const int place = of_four * high;
+          return (place < 4 ? plane << (4 - place) : plane >> (place - 4)) & high_bits;
+        };
+        const uint64_t first = (word & low_halves) | high_of(four),
+                       second = (word >> 4 & low_halves) | high_of(four + 1);
+        MHA_MEMCPY(to + four * step + i, &first, sizeof first);
+        MHA_MEMCPY(to + (four + 1) * step + i, &second, sizeof second);
+      }
+    }
+  }
+}
+
 // Calls visit(Code{}) with the type that codes of rows are stored in.
 template <class Visit>
 MHA_INLINE void visit_code(const Projection &p, Visit visit) {
@@ -282,13 +310,6 @@ MHA_INLINE int64_t bytes_of_codes(const Projection &p, int64_t terms) {
   const int64_t chain = terms_of_chain(p.storage, p.group);
   visit_code(p, [&](auto code) MHA_INLINED { bytes = coded_bytes<decltype(code)>(chain, terms); });
   return bytes;
-}
-
-// The logarithm of the terms of a group, 0 without groups.
-MHA_INLINE int group_bits_of(const Projection &p) {
-  int bits = 0;
-  while (p.group >> bits > 1) ++bits;
-  return bits;
 }
 
 using PanelLoop = void (*)(const CodeTile &);
@@ -325,46 +346,65 @@ MHA_NOINLINE inline void project_codes(const Projection &p, const void *rows, in
   static_assert(project_block_rows % most == 0, "the last tile has its rows of sums");
   alignas(64) float sums[max(project_block_rows, panels_in_step * max_few_rows) * panel_columns];
   alignas(64) uint8_t widened[block_terms * panel_columns];
-  const bool is_int4 = p.storage == Storage::int4;
+  alignas(64) float scales[panels_in_step * block_terms / min_group * panel_columns];
+  const bool is_int4 = p.storage == Storage::int4, are_in_blocks = p.scale_storage == Storage::int8;
+  const int high = high_bits_of(p.storage);
   const char *const coded = static_cast<const char *>(rows);
   const int64_t count = row_end - row_begin, codes_bytes = bytes_of_codes(p, p.depth),
                 row_bytes = codes_bytes + p.sums * static_cast<int64_t>(sizeof(float)),
-                codes_in_byte = is_int4 ? 2 : 1;
+                term_bits = is_int4     ? 4
+                            : high == 0 ? 8
+                                        : 4 + high;
   PanelLoop loops[most + 1] = {};  // by the rows of the tile
   // Loops over words with vectors of many lanes are as busy with fewer rows.
   constexpr bool may_lack_row = sizeof(SmallCode) == 1 || Vector::size < 8;
   const bool are_few = count <= max_few_rows;
   const int64_t num_sums = are_few ? count : (count + most - 1) / most * most;
-  const int64_t most_terms = are_few ? p.depth : block_terms,
+  const int64_t most_terms = are_few && high == 0 && !are_in_blocks ? p.depth : block_terms,
                 full_panels = min(panel_end, p.columns / panel_columns);
   CodeTile tile;
   tile.chain = terms_of_chain(p.storage, p.group);
-  tile.scale_storage = p.scale_storage;
+  tile.scale_storage = are_in_blocks ? Storage::f32 : p.scale_storage;
   tile.group_bits = group_bits_of(p);
   for (int64_t panel = panel_begin; panel < panel_end; panel += tile.panels) {
     const StoredPanel stored(p, panel);
-    tile.panels = are_few && panel + panels_in_step <= full_panels ? panels_in_step : 1;
+    tile.panels =
+        are_few && high == 0 && panel + panels_in_step <= full_panels ? panels_in_step : 1;
     tile.panel_bytes = stored.bytes;
-    tile.panel_scales = stored.groups * panel_columns;
+    tile.panel_scales =
+        (are_in_blocks ? block_terms >> tile.group_bits : stored.groups) * panel_columns;
     const int64_t stride = tile.panels * panel_columns,
                   terms_ahead = tile.panels > 1 ? tile.chain : block_terms;
-    tile.offsets_apart = stored.offsets_apart;
+    tile.offsets_apart = are_in_blocks ? 0 : stored.offsets_apart;
     MHA_MEMSET(sums, 0, static_cast<size_t>(num_sums * stride) * sizeof(float));
     for (int64_t k = 0; k < p.depth; k += most_terms) {
       tile.terms = min(p.depth - k, most_terms);
-      const uint8_t *const columns = stored.first + k * panel_columns / codes_in_byte;
+      // After their last terms, the panels are followed by others.
+      tile.after = k + tile.terms < p.depth ? 0 : (tile.panels - 1) * stored.bytes;
+      const uint8_t *const columns = stored.first + k * panel_columns * term_bits / 8;
       tile.scales = nullptr;
-      if (p.group != 0)
+      if (are_in_blocks) {
+        for (int64_t i = 0; i < tile.panels; ++i)
+          widen_scales(stored.scales + i * stored.scales_bytes, tile.group_bits, k, tile.terms,
+                       stored.offsets_apart, scales + i * tile.panel_scales);
+        tile.scales = scales;
+      } else if (p.group != 0) {
         tile.scales =
             element_at(stored.scales, p.scale_storage, (k >> tile.group_bits) * panel_columns);
-      if (is_int4 && !are_few) widen_nibbles(columns, tile.terms, widened);
+      }
+      if (high == 1)
+        widen_planes<1>(columns, tile.terms, widened);
+      else if (high == 2)
+        widen_planes<2>(columns, tile.terms, widened);
+      else if (is_int4 && !are_few)
+        widen_nibbles(columns, tile.terms, widened);
       const char *const first = coded + bytes_of_codes(p, k);
       for (int64_t r = 0, size; r < count; r += size) {
         size = is_small_code ? min(count - r, most) : next_tile_rows(count - r, most, may_lack_row);
         if (!loops[size]) loops[size] = panel_loop_of(p, size);
-        const bool is_widened = is_int4 && size > max_few_rows;
+        const bool is_widened = high != 0 || (is_int4 && size > max_few_rows);
         tile.columns = is_widened ? widened : columns;
-        tile.ahead = is_widened ? 0 : terms_ahead * panel_columns / codes_in_byte;
+        tile.ahead = is_widened ? 0 : terms_ahead * panel_columns * term_bits / 8;
         tile.sums = sums + r * panel_columns;
         // The last row stands in for rows that are missing.
         for (int64_t i = 0; i < most; ++i) tile.rows[i] = first + min(r + i, count - 1) * row_bytes;
@@ -387,8 +427,7 @@ MHA_NOINLINE inline void project_codes(const Projection &p, const void *rows, in
 MHA_NOINLINE inline void encode_rows(const Projection &p, int64_t row_begin, int64_t row_end,
                                      void *coded) {
   const InputRows &x = p.x;
-  const int32_t most_code = p.arithmetic == Arithmetic::int8 ? 127 : 32767,
-                added = p.storage == Storage::int8 ? byte_added : nibble_added;
+  const int32_t most_code = p.arithmetic == Arithmetic::int8 ? 127 : 32767;
   const int64_t chain = terms_of_chain(p.storage, p.group),
                 chain_bytes = bytes_of_codes(p, code_group) * chain / code_group;
   char *to = static_cast<char *>(coded);
@@ -410,7 +449,8 @@ MHA_NOINLINE inline void encode_rows(const Projection &p, int64_t row_begin, int
         for (int64_t i = 0; i < code_group; i += chain) {
           Code *const codes = reinterpret_cast<Code *>(to);
           const int32_t sum = encode(group + i, chain, scale, codes);
-          const CodesTail of_codes = {scale.scale, begin_of<Code>(sum, added), sum, 0};
+          const CodesTail of_codes = {scale.scale, begin_of<Code>(sum, added_to(p.storage)), sum,
+                                      0};
           MHA_MEMCPY(codes + chain, &of_codes, sizeof of_codes);
           to += chain * static_cast<int64_t>(sizeof(Code)) + static_cast<int64_t>(sizeof of_codes);
         }

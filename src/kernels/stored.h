@@ -36,8 +36,8 @@ struct SecondOfPair {
   uint32_t bits;
 };
 
-// Calls visit(Stored<Element>{}) with the type of a stored element. Weights of int4 are widened
-// before (project.h); has_int4: values of a cache are not.
+// Calls visit(Stored<Element>{}) with the type of a stored element. Weights of int4, int5 and int6
+// are widened before (project.h); has_int4: values of a cache are not.
 template <class Type>
 struct Stored {
   using Element = Type;
@@ -54,7 +54,7 @@ MHA_INLINE void visit_storage(Storage storage, Visit visit) {
       return visit(Stored<Bf16>{});
     case Storage::int8:
       return visit(Stored<int8_t>{});
-    case Storage::int4:
+    default:
       if constexpr (has_int4) visit(Stored<CachedInt4>{});
   }
 }

@@ -78,7 +78,8 @@ struct PackedKind {
 constexpr PackedKind packed_kinds[] = {
     {Storage::f32, false, false},  {Storage::f32, false, true},   {Storage::f16, false, false},
     {Storage::bf16, false, false}, {Storage::int8, false, false}, {Storage::int4, false, false},
-    {Storage::int4, true, false},  {Storage::int8, true, false},  {Storage::bf16, true, false}};
+    {Storage::int4, true, false},  {Storage::int8, true, false},  {Storage::bf16, true, false},
+    {Storage::int5, true, false},  {Storage::int6, true, false}};
 constexpr uint32_t num_packed_kinds = sizeof packed_kinds / sizeof *packed_kinds;
 
 // Whether this many inputs can share a scale.
@@ -122,8 +123,8 @@ struct PackedForm {
   bool has_float_panels() const { return kind.storage == Storage::f32 && !kind.is_plain; }
 };
 
-// Reads what is stored as f16, and reports the first weight that is finite and too large for it, or
-// the first scale or offset that it does not hold exactly.
+// Reads what is stored in few bits, and reports the first weight that is finite and too large for
+// f16, and the first code, scale or offset that its type does not hold exactly.
 mha_status check_range(Report report, const PackedForm &form, const mha_layer_weights &weights);
 
 // Writes all layout.bytes of the buffer.

@@ -123,10 +123,11 @@ struct HeadMap {
 struct Source {
   const char *name;  // the caller's field, for messages
   const void *matrix;
-  const float *bias;       // null: none
-  const float *scales;     // of the matrix's first column; null unless the weights are codes
-  const float *offsets;    // of the same shape; null: none
-  int64_t depth, columns;  // of the packed matrix
+  const float *bias;     // null: none
+  const float *scales;   // of the matrix's first column; null unless the weights are codes
+  const float *offsets;  // of the same shape; null: none
+  const float *block_scales, *block_offsets;  // their factors; null: none
+  int64_t depth, columns;                     // of the packed matrix
   HeadMap heads;
   int64_t columns_before;  // columns of W_QKV before this matrix
   int64_t k_stride, column_stride;
@@ -194,6 +195,8 @@ Source source_of(const PackedForm &form, const mha_layer_weights &weights, int n
   source.matrix = matrix.data;
   source.scales = matrix.scales;
   source.offsets = matrix.offsets;
+  source.block_scales = matrix.block_scales;
+  source.block_offsets = matrix.block_offsets;
   source.bias = may_be_in_qkv && weights.w_qkv.bias ? weights.w_qkv.bias + origin.columns_before
                                                     : origin.matrix->bias;
   source.depth = form.layout.matrices[name].depth;
@@ -267,6 +270,7 @@ uint64_t pack_floats(const Source &source, const PackedMatrix &matrix, PackedKin
 // and interleaved
 //   int8                   [k / 4][c][k % 4]
 //   int4                   [k / 8][c][k % 4], terms k and k + 4 in a byte
+//   int5, int6             the same, and planes of high bits (Projection)
 //   bf16                   [k / 2][c][k % 2]
 constexpr int64_t block_terms = 256;
 static_assert(block_terms % max_group == 0, "blocks hold whole groups");
@@ -334,7 +338,8 @@ struct Panel {
   int64_t num_scales() const { return scales_per_column(shape, kind, matrix.depth); }
   // Scales, or offsets, as the layer stores them, at one of these places of the matrix.
   unsigned char *of_groups(int64_t offset) const {
-    return buffer + offset + first * num_scales() * bytes_of(shape.scale_storage);
+    return buffer + offset +
+           first / panel_columns * scales_bytes(num_scales(), matrix.depth, shape.scale_storage);
   }
   float *scales() const { return reinterpret_cast<float *>(of_groups(matrix.scales_offset)); }
 };
@@ -443,13 +448,61 @@ void pack_groups(const Panel &panel, FloatBlock *block) {
   }
 }
 
-// Copies codes, scales and offsets that a quantiser has made. Only their order changes, and the
-// type of scales and offsets, which check_range has found to hold them.
+// Copies the scales of a quantiser's codes, or the offsets, for one column of a panel. Their type
+// holds them, as check_range has found.
+void pack_scales(const Panel &panel, int64_t c, const float *given, const float *factors,
+                 int64_t offset) {
+  if (!given) return;
+  const int64_t count = panel.num_scales(), column = panel.source.column_of(panel.first + c);
+  unsigned char *numbers = panel.of_groups(offset);
+  given += column * count;
+  if (panel.shape.scale_storage != Storage::int8) {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t at = i * panel_columns + c;
+      if (panel.shape.scale_storage == Storage::f16)
+        reinterpret_cast<uint16_t *>(numbers)[at] = f16_of(given[i]);
+      else
+        reinterpret_cast<float *>(numbers)[at] = given[i];
+    }
+    return;
+  }
+  const int64_t groups = scale_block / panel.shape.group_of(panel.kind.storage);
+  factors += column * blocks_of(panel.matrix.depth, scale_block);
+  for (int64_t i = 0; i < count; numbers += scale_block_bytes(groups), ++factors) {
+    reinterpret_cast<uint16_t *>(numbers)[c] = f16_of(*factors);
+    for (int64_t row = 2; row < groups + 2 && i < count; ++row, ++i)
+      numbers[row * panel_columns + c] = static_cast<unsigned char>(static_cast<int>(given[i]));
+  }
+}
+
+// Copies the codes of int5 and int6, which are given as int8, to nibbles and planes of high bits.
+// Those that are missing in the last ones are 0, as multiplied.
+void pack_planes(const Panel &panel) {
+  const Source &source = panel.source;
+  const int high = high_bits_of(panel.kind.storage);
+  const int64_t terms = plane_terms_of(high), line = 4 * panel_columns, nibbles = terms / 8 * line,
+                columns = std::min(panel_columns, source.columns - panel.first);
+  const int32_t centre = centre_of(panel.kind.storage), added = source.offsets ? 0 : centre;
+  unsigned char *to = panel.weights<unsigned char>();
+  for (int64_t first = 0; first < source.depth; first += terms, to += nibbles + line) {
+    for (int64_t c = 0; c < panel_columns; ++c) {
+      for (int64_t i = 0; i < terms; ++i) {
+        int32_t code = centre;
+        if (c < columns && first + i < source.depth)
+          code = source.start<int8_t>(panel.first + c)[(first + i) * source.k_stride] + added;
+        const int64_t four = i / 4, at = c * 4 + i % 4;
+        to[four / 2 * line + at] |= static_cast<unsigned char>((code & 15) << four % 2 * 4);
+        to[nibbles + at] |= static_cast<unsigned char>(code >> 4 << four * high);
+      }
+    }
+  }
+}
+
+// Copies codes that a quantiser has made. Only their order changes.
 void pack_codes(const Panel &panel) {
   const Source &source = panel.source;
   const bool is_int4 = source.type == MHA_TYPE_INT4;
   const int64_t rows = blocks_of(source.depth, is_int4 ? 2 : 1);  // of bytes
-  const int64_t num_scales = panel.num_scales();
   unsigned char *const to = panel.weights<unsigned char>();
   // Columns after the last one have codes of 0, which int4 stores as 8.
   memset(to, is_int4 ? 0x88 : 0, static_cast<size_t>(rows * panel_columns));
@@ -461,24 +514,11 @@ void pack_codes(const Panel &panel) {
     // An odd depth leaves half of the last byte unused, and the caller may have anything there.
     unsigned char &last = to[(rows - 1) * panel_columns + c];
     if (is_int4 && source.depth % 2 != 0) last = static_cast<unsigned char>((last & 15u) | 0x80u);
-    const int64_t of_column = source.column_of(panel.first + c) * num_scales;
-    const auto copy = [&](const float *given, unsigned char *numbers) {
-      for (int64_t i = 0; given && i < num_scales; ++i) {
-        const float x = given[of_column + i];
-        const int64_t at = i * panel_columns + c;
-        if (panel.shape.scale_storage == Storage::f16)
-          reinterpret_cast<uint16_t *>(numbers)[at] = f16_of(x);
-        else
-          reinterpret_cast<float *>(numbers)[at] = x;
-      }
-    };
-    copy(source.scales, panel.of_groups(panel.matrix.scales_offset));
-    copy(source.offsets, panel.of_groups(panel.matrix.offsets_offset));
   }
 }
 
 // Reorders a panel in place for integer arithmetic, whose instructions multiply four terms of a
-// column at once: four rows of 48 codes become [48][4], and byte_added makes codes of int8
+// column at once: four rows of 48 codes become [48][4], and codes of int8 become
 // unsigned. Four rows of int4 hold eight terms; terms i and i + 4 share a byte afterwards.
 void put_fours_together(const Panel &panel) {
   constexpr int64_t fours = 4, columns = panel_columns;
@@ -491,7 +531,7 @@ void put_fours_together(const Panel &panel) {
       for (int64_t i = 0; i < fours; ++i) {
         unsigned char &code = at[c * fours + i];
         if (panel.kind.storage == Storage::int8) {
-          code = static_cast<unsigned char>(rows[i * columns + c] + byte_added);
+          code = static_cast<unsigned char>(rows[i * columns + c] + added_to(Storage::int8));
         } else {
           const unsigned char low = rows[i / 2 * columns + c],
                               high = rows[(2 + i / 2) * columns + c];
@@ -511,7 +551,13 @@ void pack_converted(const Source &source, const PackedMatrix &matrix, const Pack
   const Storage storage = kind.storage;
   for (int64_t first = 0; first < matrix.columns; first += panel_columns) {
     const Panel panel = {source, matrix, form.shape, kind, first, buffer};
-    if (source.scales)
+    for (int64_t c = 0; c < std::min(panel_columns, matrix.columns - first); ++c) {
+      pack_scales(panel, c, source.scales, source.block_scales, matrix.scales_offset);
+      pack_scales(panel, c, source.offsets, source.block_offsets, matrix.offsets_offset);
+    }
+    if (high_bits_of(storage) != 0)
+      pack_planes(panel);
+    else if (source.scales)
       pack_codes(panel);
     else if (form.shape.group_of(storage) != 0)
       pack_groups(panel, &block);
@@ -525,7 +571,8 @@ void pack_converted(const Source &source, const PackedMatrix &matrix, const Pack
       pack_elements<uint16_t>(panel, &block, [](float x, int64_t) { return bf16_of(x); });
     else
       pack_widened(panel, &block);
-    if (kind.is_interleaved && has_codes(storage)) put_fours_together(panel);
+    if (kind.is_interleaved && has_codes(storage) && high_bits_of(storage) == 0)
+      put_fours_together(panel);
   }
 }
 
@@ -536,8 +583,12 @@ bool exceeds_f16(float x) { return (magnitude_of(x) >= 65520.0f) & (x - x == 0.0
 // The same of what a layer has of groups. Offsets are of matrices that there are.
 bool has_sound_groups(const LayerShape &s, Storage storage) {
   if (s.group != 0 && !(has_codes(storage) && is_group_size(s.group))) return false;
-  const bool has_groups = s.group_of(storage) != 0;
-  if (s.scale_storage != Storage::f32 && !(has_groups && s.scale_storage == Storage::f16))
+  const bool has_groups = s.group_of(storage) != 0,
+             has_integers = has_codes(storage) && s.arithmetic != Arithmetic::f32;
+  if (high_bits_of(storage) != 0 && !(has_groups && has_integers)) return false;
+  if (s.scale_storage != Storage::f32 &&
+      !(has_groups &&
+        (s.scale_storage == Storage::f16 || (has_integers && s.scale_storage == Storage::int8))))
     return false;
   uint32_t matrices = s.has_output << matrix_o;
   if (s.has_heads()) matrices |= 1 << matrix_q;
@@ -576,22 +627,57 @@ bool is_sound(const LayerShape &s, PackedKind kind) {
          (!kind.is_plain || s.fits_sgemm());
 }
 
-// Finds the first scale or offset of groups that would change as an f16. All NaN are one.
+bool is_f16(float x) { return f32_of_f16(f16_of(x)) == x || x != x; }  // all NaN are one
+bool is_int8(float x) { return x >= -128.0f && x <= 127.0f && x == static_cast<float>(int(x)); }
+
+// Finds the first scale or offset of groups, or factor of them, that its type does not hold.
 mha_status check_scales(Report report, const PackedForm &form, const mha_layer_weights &weights) {
+  const bool are_in_blocks = form.shape.scale_storage == Storage::int8;
   for (int name = 0; name < num_matrices; ++name) {
     const Source source = source_of(form, weights, name);
-    const int64_t groups = scales_per_column(form.shape, form.kind, source.depth);
-    for (const float *const numbers : {source.scales, source.offsets}) {
-      for (int64_t i = 0; numbers && i < source.columns * groups; ++i) {
-        const int64_t out = source.column_of(i / groups), group = i % groups;
-        const float x = numbers[out * groups + group];
-        if (f32_of_f16(f16_of(x)) == x || x != x) continue;
-        return report.fail(
-            MHA_ERROR_OUT_OF_RANGE,
-            "%s.%s[%lld][%lld] is %.9g, which is no f16; set scale_type to MHA_TYPE_F32 (1)",
-            source.name, numbers == source.scales ? "scales" : "offsets", lld(out), lld(group),
-            static_cast<double>(x));
+    const int64_t groups = scales_per_column(form.shape, form.kind, source.depth),
+                  blocks = blocks_of(source.depth, scale_block);
+    const struct {
+      const char *name;
+      const float *numbers;
+      int64_t count;
+      bool are_codes;
+    } given[] = {{"scales", source.scales, groups, are_in_blocks},
+                 {"offsets", source.offsets, groups, are_in_blocks},
+                 {"block_scales", source.block_scales, blocks, false},
+                 {"block_offsets", source.block_offsets, blocks, false}};
+    for (const auto &[field, numbers, count, are_codes] : given) {
+      for (int64_t i = 0; numbers && i < source.columns * count; ++i) {
+        const int64_t out = source.column_of(i / count), at = i % count;
+        const float x = numbers[out * count + at];
+        if (are_codes ? is_int8(x) : is_f16(x)) continue;
+        return report.fail(MHA_ERROR_OUT_OF_RANGE,
+                           "%s.%s[%lld][%lld] is %.9g, which is no %s; set format.scale_type to "
+                           "MHA_TYPE_F32 (1)",
+                           source.name, field, lld(out), lld(at), static_cast<double>(x),
+                           are_codes ? "integer from -128 to 127" : "f16");
       }
+    }
+  }
+  return MHA_OK;
+}
+
+// Finds the first code that int5 or int6 does not hold.
+mha_status check_codes(Report report, const PackedForm &form, const mha_layer_weights &weights) {
+  const int32_t centre = centre_of(form.kind.storage);
+  for (int name = 0; name < num_matrices; ++name) {
+    const Source source = source_of(form, weights, name);
+    const int32_t least = source.offsets ? 0 : -centre;
+    for (int64_t i = 0; i < source.columns * source.depth; ++i) {
+      const int64_t c = i / source.depth, k = i % source.depth, out = source.column_of(c);
+      const int32_t code = source.start<int8_t>(c)[k * source.k_stride];
+      if (code >= least && code < least + 2 * centre) continue;
+      const bool is_in_out = weights.layout == MHA_LAYOUT_IN_OUT;
+      return report.fail(MHA_ERROR_OUT_OF_RANGE,
+                         "%s[%lld][%lld] is %d, but codes of format.type %u are %d to %d; set it "
+                         "to MHA_TYPE_INT8 (4)",
+                         source.name, lld(is_in_out ? k : out), lld(is_in_out ? out : k), code,
+                         type_of(form.kind.storage), least, least + 2 * centre - 1);
     }
   }
   return MHA_OK;
@@ -604,7 +690,8 @@ mha_status check_scales(Report report, const PackedForm &form, const mha_layer_w
 // Codes have scales, and bf16 has the range of float, so that only f16 is too small for some
 // weights. Numbers that are infinite or NaN are accepted, for they are stored as they are.
 mha_status check_range(Report report, const PackedForm &form, const mha_layer_weights &weights) {
-  if (form.shape.scale_storage == Storage::f16) return check_scales(report, form, weights);
+  if (form.shape.scale_storage != Storage::f32) MHA_TRY(check_scales(report, form, weights));
+  if (high_bits_of(form.kind.storage) != 0) return check_codes(report, form, weights);
   if (form.kind.storage != Storage::f16 || weights.type == MHA_TYPE_F16) return MHA_OK;
   FloatBlock block;
   for (int name = 0; name < num_matrices; ++name) {
@@ -670,8 +757,8 @@ PackedLayout packed_layout(const LayerShape &shape, PackedKind kind) {
   for (PackedMatrix &matrix : layout.matrices) {
     const int64_t count = scales_per_column(shape, kind, matrix.depth);
     if (count == 0) continue;
-    const Count bytes = Count(panels_of(matrix.columns)) * Count(count) *
-                        Count(panel_columns * bytes_of(shape.scale_storage));
+    const Count bytes = Count(panels_of(matrix.columns)) *
+                        Count(scales_bytes(count, matrix.depth, shape.scale_storage));
     matrix.scales_offset = take(bytes);
     if (shape.offsets >> (&matrix - layout.matrices) & 1) matrix.offsets_offset = take(bytes);
   }

@@ -484,7 +484,7 @@ class Cases {
           mha_linear_weights weights = Zeroed<mha_linear_weights>();
           weights.input_dim = in;
           weights.output_dim = out;
-          weights.w = {codes.data(), nullptr, scales.data(), offsets.data(), 0};
+          weights.w = {codes.data(), nullptr, scales.data(), offsets.data(), nullptr, nullptr, 0};
           weights.layout = MHA_LAYOUT_OUT_IN;
           weights.type = weights.format.type = type;
           weights.format.group_size = group;

@@ -274,29 +274,58 @@ TEST_P(StoredWeights, OfManyTermsAndTheGreatestScalesEqualTheSpecification) {
 
 constexpr int64_t kGroups[] = {16, 32, 64, 128};
 
+// What codes with offsets exceed those without by.
+float CentreOf(Stored stored) {
+  return stored < Stored::kInt4    ? 0.0f
+         : stored == Stored::kInt4 ? 8.0f
+         : stored == Stored::kInt5 ? 16.0f
+                                   : 32.0f;
+}
+
 // Codes in groups of a quantiser. Of the matrices q, k, v and o those have offsets whose bits are
 // set.
 LayerProblem InGroups(Random *random, LayerProblem problem, Stored stored, int64_t group,
-                      uint32_t offsets, bool are_f16) {
+                      uint32_t offsets, uint32_t scale_type) {
   problem.group = group;
-  LayerProblem given = Converted(problem, stored);
-  given.has_f16_scales = are_f16;
+  LayerProblem given = Converted(problem, std::min(stored, Stored::kInt4));
+  given.stored = stored;
+  given.scale_type = scale_type;
+  const int64_t in = problem.query_dim;
   const struct {
     std::vector<float> *w, *scales, *offsets;
-  } matrices[] = {{&given.w_q, &given.s_q, &given.o_q},
-                  {&given.w_k, &given.s_k, &given.o_k},
-                  {&given.w_v, &given.s_v, &given.o_v},
-                  {&given.w_o, &given.s_o, &given.o_o}};
+    int64_t in;
+  } matrices[] = {{&given.w_q, &given.s_q, &given.o_q, in},
+                  {&given.w_k, &given.s_k, &given.o_k, in},
+                  {&given.w_v, &given.s_v, &given.o_v, in},
+                  {&given.w_o, &given.s_o, &given.o_o, problem.merged_width()}};
   for (const auto &m : matrices) {
-    if (offsets & 1) {
-      *m.offsets = random->Normals(static_cast<int64_t>(m.scales->size()), 0.1f);
-      for (float &code : *m.w) code += stored == Stored::kInt4 ? 8.0f : 0.0f;
+    const float centre = CentreOf(stored);
+    for (float &code : *m.w) {
+      if (stored > Stored::kInt4)
+        code =
+            static_cast<float>(random->Between(0, 2 * static_cast<int64_t>(centre) - 1)) - centre;
+      if (offsets & 1) code += centre;
     }
+    const auto count = static_cast<int64_t>(m.scales->size());
+    if (offsets & 1) *m.offsets = random->Normals(count, 0.1f);
     offsets >>= 1;
-    if (are_f16) *m.scales = Rounded(Storage::kF16, *m.scales);
-    if (are_f16) *m.offsets = Rounded(Storage::kF16, *m.offsets);
+    for (std::vector<float> *numbers : {m.scales, m.offsets}) {
+      if (scale_type == MHA_TYPE_F16) *numbers = Rounded(Storage::kF16, *numbers);
+      if (scale_type != MHA_TYPE_INT8 || numbers->empty()) continue;
+      for (float &code : *numbers) code = static_cast<float>(random->Between(-128, 127));
+      const std::vector<float> factors = Rounded(
+          Storage::kF16,
+          random->Normals((m.in + 255) / 256 * count / ((m.in + group - 1) / group), 0.01f));
+      numbers->insert(numbers->end(), factors.begin(), factors.end());
+    }
   }
   return given;
+}
+
+// A type that scales of groups may have.
+uint32_t AnyScales(Random *random, const WeightFormat &kind) {
+  return IsOfIntegers(kind) ? random->Pick({MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_INT8})
+                            : random->Pick({MHA_TYPE_F32, MHA_TYPE_F16});
 }
 
 // Depths of one group and of many, whose last group is short or not; more than the 64 groups whose
@@ -306,25 +335,30 @@ TEST_P(StoredWeights, InGroupsEqualTheSpecification) {
   Sample sample;
   int round = 0;
   for (const int64_t dim : {1, 15, 17, 33, 66, 95, 127, 128, 129, 257, 1100}) {
-    for (const WeightFormat &kind : kWeightFormats) {
-      if (!HasCodes(kind.stored)) continue;
+    for (const WeightFormat &kind : kGroupFormats) {
       for (const int64_t group : kGroups) {
         if (!sample.Takes()) continue;
         const int64_t n = dim > 300 ? 3 : round % 3 == 0 ? 1 + round % 2 : random.Between(1, 40);
         LayerProblem problem = RandomProblem(&random, n, dim, 2, 1, 11, dim > 300 ? 9 : 25, 61);
         problem.arithmetic = kind.arithmetic;
         problem.group = group;
-        const Layer layer = Make(problem, kind.stored);
-        ASSERT_TRUE(
-            SameBits(Forward(layer.get(), problem), Specify(Converted(problem, kind.stored))))
-            << kind.name << " group " << group << " " << Describe(problem);
+        if (kind.stored <= Stored::kInt4) {
+          const Layer layer = Make(problem, kind.stored);
+          ASSERT_TRUE(
+              SameBits(Forward(layer.get(), problem), Specify(Converted(problem, kind.stored))))
+              << kind.name << " group " << group << " " << Describe(problem);
+        }
         const bool is_fused = round++ % 4 == 0;
         const auto offsets =
             static_cast<uint32_t>(is_fused ? 7 + random.Between(0, 1) * 8 : random.Between(0, 15));
-        LayerProblem given = InGroups(&random, problem, kind.stored, group, offsets, random.Coin());
+        LayerProblem given =
+            InGroups(&random, problem, kind.stored, group, offsets, AnyScales(&random, kind));
         for (std::vector<float> *numbers : {&given.s_q, &given.o_o}) {
-          if (random.Chance(0.2)) MakeSpecial(&random, Values::kAny, 1, numbers);
-          if (given.has_f16_scales) *numbers = Rounded(Storage::kF16, *numbers);
+          if (random.Chance(0.2) && given.scale_type != MHA_TYPE_INT8)
+            MakeSpecial(&random, Values::kAny, 1, numbers);
+          if (given.scale_type == MHA_TYPE_F16) *numbers = Rounded(Storage::kF16, *numbers);
+          if (given.scale_type == MHA_TYPE_INT8 && !numbers->empty() && random.Chance(0.2))
+            numbers->back() = random.Pick({kNaN, -kInfinity, 0x1p-24f, -0.0f, 65504.0f});
         }
         ExpectTheSpecificationAsGiven(given, MHA_LAYOUT_OUT_IN, is_fused, 2 * (round % 2));
         if (HasFailure()) return;
@@ -339,15 +373,15 @@ TEST_P(StoredWeights, InGroupsOfTheGreatestCodesEqualTheSpecification) {
   for (const int64_t n : {1, 9}) {
     LayerProblem problem = RandomProblem(&random, n, 256, 2, 1, 24, 24, 64);
     for (size_t i = 0; i < problem.query.size(); i++) problem.query[i] = i / 300 % 2 ? 3.0f : -3.0f;
-    for (const WeightFormat &kind : kWeightFormats) {
+    for (const WeightFormat &kind : kGroupFormats) {
       if (!IsOfIntegers(kind)) continue;
       problem.arithmetic = kind.arithmetic;
       for (const int64_t group : kGroups) {
-        LayerProblem given = InGroups(&random, problem, kind.stored, group, 5, false);
-        const bool is_int8 = kind.stored == Stored::kInt8;
-        std::fill(given.w_q.begin(), given.w_q.end(), is_int8 ? -128.0f : 0.0f);
-        std::fill(given.w_k.begin(), given.w_k.end(), is_int8 ? -128.0f : -8.0f);
-        std::fill(given.w_v.begin(), given.w_v.end(), is_int8 ? 127.0f : 15.0f);
+        LayerProblem given = InGroups(&random, problem, kind.stored, group, 5, MHA_TYPE_F32);
+        const float centre = CentreOf(kind.stored), lowest = centre != 0 ? -centre : -128.0f;
+        std::fill(given.w_q.begin(), given.w_q.end(), lowest + centre);
+        std::fill(given.w_k.begin(), given.w_k.end(), lowest);
+        std::fill(given.w_v.begin(), given.w_v.end(), centre != 0 ? 2 * centre - 1 : 127.0f);
         ExpectTheSpecificationAsGiven(given, MHA_LAYOUT_OUT_IN, false, 0);
         if (HasFailure()) return;
       }
@@ -358,14 +392,18 @@ TEST_P(StoredWeights, InGroupsOfTheGreatestCodesEqualTheSpecification) {
 // One and two rows pass several panels side by side or in step, of an odd depth too.
 TEST_P(StoredWeights, InGroupsOfManyRowsOrColumnsAndThreadsEqualTheSpecification) {
   Random random(17);
-  const std::tuple<int, int, bool> shapes[] = {
-      {150, 60, true}, {1, 250, true}, {1, 250, false}, {2, 250, true}, {2, 250, false}};
-  for (const auto &[n, output_dim, are_f16] : shapes) {
-    for (const WeightFormat &kind : kWeightFormats) {
-      if (!HasCodes(kind.stored)) continue;
-      LayerProblem problem = RandomProblem(&random, n, 71, 2, 1, 50, 33, output_dim);
+  const std::tuple<int, int, uint32_t> shapes[] = {
+      {150, 60, MHA_TYPE_F16}, {150, 60, MHA_TYPE_INT8}, {1, 250, MHA_TYPE_F16},
+      {1, 250, MHA_TYPE_F32},  {1, 250, MHA_TYPE_INT8},  {2, 250, MHA_TYPE_F16},
+      {2, 250, MHA_TYPE_F32},  {2, 250, MHA_TYPE_INT8}};
+  for (const auto &[n, output_dim, scale_type] : shapes) {
+    for (const WeightFormat &kind : kGroupFormats) {
+      const bool are_in_blocks = scale_type == MHA_TYPE_INT8;
+      if (are_in_blocks && !IsOfIntegers(kind)) continue;
+      LayerProblem problem =
+          RandomProblem(&random, n, are_in_blocks ? 519 : 71, 2, 1, 50, 33, output_dim);
       problem.arithmetic = kind.arithmetic;
-      const LayerProblem given = InGroups(&random, problem, kind.stored, 16, 15, are_f16);
+      const LayerProblem given = InGroups(&random, problem, kind.stored, 16, 15, scale_type);
       const Layer layer = MakeLayer(GivenAs(given, MHA_LAYOUT_OUT_IN, false, 0), instruction_set());
       const std::vector<float> expected = Specify(given).y;
       for (const uint32_t threads : {1u, 3u}) {
@@ -481,13 +519,13 @@ TEST(PackedWeights, AreALayerWithoutACopyForEveryKind) {
 TEST(PackedWeights, InGroupsAreALayerWithoutACopy) {
   Random random(18);
   LayerProblem problem = RandomProblem(&random, 3, 99, 3, 1, 21, 20, 50);
-  for (const WeightFormat &kind : kWeightFormats) {
-    if (!HasCodes(kind.stored)) continue;
+  for (const WeightFormat &kind : kGroupFormats) {
     problem.arithmetic = kind.arithmetic;
     for (const int64_t group : kGroups) {
-      for (const bool are_f16 : {false, true}) {
+      for (const uint32_t scale_type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_INT8}) {
+        if (scale_type == MHA_TYPE_INT8 && !IsOfIntegers(kind)) continue;
         SCOPED_TRACE(kind.name + std::string(" group ") + std::to_string(group));
-        const LayerProblem stored = InGroups(&random, problem, kind.stored, group, 9, are_f16);
+        const LayerProblem stored = InGroups(&random, problem, kind.stored, group, 9, scale_type);
         const LayerData given = GivenAs(stored, MHA_LAYOUT_OUT_IN, false, 0);
         const Memory packed = given.Pack(nullptr, 0x11), again = given.Pack(nullptr, 0xee);
         EXPECT_EQ(packed.Bytes(), again.Bytes()) << "bytes that nobody wrote";
@@ -498,7 +536,7 @@ TEST(PackedWeights, InGroupsAreALayerWithoutACopy) {
         mha_layer_config shape = Zeroed<mha_layer_config>();
         ASSERT_EQ(mha_layer_shape(view.layer, &shape, nullptr), MHA_OK);
         EXPECT_EQ(shape.format.group_size, group);
-        EXPECT_EQ(shape.format.scale_type, are_f16 ? MHA_TYPE_F16 : MHA_TYPE_F32);
+        EXPECT_EQ(shape.format.scale_type, scale_type);
         LayerCall call;
         call.asked = kAskNothing;
         mha_call_info info = Zeroed<mha_call_info>();
@@ -688,14 +726,13 @@ TEST_F(RefusedWeights, ScalesAreF16IfTheyAreOfGroupsAndOfAQuantiserAndExact) {
   given.config.format.scale_type = MHA_TYPE_BF16;
   ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {1}, {"format.scale_type is 3"}});
   given.config.format.scale_type = MHA_TYPE_F16;
-  ExpectRefused(given, nullptr,
-                {MHA_ERROR_INVALID_VALUE, {2}, {"format.scale_type is MHA_TYPE_F16"}});
+  ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {2}, {"format.scale_type is 2"}});
   given = GivenAsFloats(problem_, Stored::kInt8);
   given.config.format.scale_type = MHA_TYPE_F16;
   ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {1}, {"not in groups"}});
 
   Random random(19);
-  LayerProblem stored = InGroups(&random, problem_, Stored::kInt4, 16, 15, true);
+  LayerProblem stored = InGroups(&random, problem_, Stored::kInt4, 16, 15, MHA_TYPE_F16);
   stored.s_k[1] = 65504, stored.s_k[2] = kNaN, stored.s_k[3] = -kInfinity;
   GivenAs(stored, MHA_LAYOUT_OUT_IN, false, 0).Pack();
   stored.o_v[8 + 5] = 0x1.002p0f;  // of the second group
@@ -898,13 +935,14 @@ TEST(Accuracy, OfALayerInBf16) {
 TEST(Accuracy, OfOffsetsIsThatOfFloatsAndOfTheInputsAsIntegers) {
   constexpr int64_t width = 1100, rows = 3;
   Random random(22);
-  for (const WeightFormat &kind : kWeightFormats) {
-    if (!HasCodes(kind.stored)) continue;
+  for (const WeightFormat &kind : kGroupFormats) {
     for (const int64_t group : kGroups) {
       LayerProblem problem = RandomProblem(&random, rows, width, 2, 1, 20, 20, 8);
       problem.b_q.clear();
       problem.arithmetic = kind.arithmetic;
-      const LayerProblem given = InGroups(&random, problem, kind.stored, group, 1, random.Coin());
+      const LayerProblem given =
+          InGroups(&random, problem, kind.stored, group, 1, AnyScales(&random, kind));
+      const int64_t groups = (width + group - 1) / group;
       const int64_t out = given.q_width();
       const Layer layer =
           MakeLayer(GivenAs(given, MHA_LAYOUT_OUT_IN, false, 0), MHA_INSTRUCTION_SET_AUTO);
@@ -915,9 +953,13 @@ TEST(Accuracy, OfOffsetsIsThatOfFloatsAndOfTheInputsAsIntegers) {
         for (int64_t n = 0; n < out; n++) {
           double exact = 0, bound = 0;
           for (int64_t k = 0; k < width; k++) {
-            const double scale = given.s_q[k / group * out + n],
-                         offset = given.o_q[k / group * out + n], code = given.w_q[k * out + n],
-                         centre = kind.stored == Stored::kInt4 ? 8 : 0;
+            const auto of_group = [&](const std::vector<float> &numbers) -> double {
+              const double factor =
+                  given.scale_type == MHA_TYPE_INT8 ? numbers[(groups + k / 256) * out + n] : 1.0;
+              return factor * numbers[k / group * out + n];
+            };
+            const double scale = of_group(given.s_q), offset = of_group(given.o_q),
+                         code = given.w_q[k * out + n], centre = CentreOf(kind.stored);
             exact += x[k] * (code * scale + offset);
             bound += of_x[k] * std::fabs(code * scale + offset);
             bound += (std::fabs(x[k]) + of_x[k]) * (width + 80) * 0x1p-24 *

@@ -246,7 +246,7 @@ void HadamardBack(int64_t width, float *y) {
   for (int64_t d = 0; d < width; d++) y[d] = y[d] * factor;
 }
 
-bool HasCodes(Storage type) { return type == Storage::kInt8 || type == Storage::kInt4; }
+bool HasCodes(Storage type) { return type >= Storage::kInt8; }
 
 // A row x as it is taken once stored; *scale is written for codes only.
 void StoreRow(Storage type, const float *x, int64_t width, float *numbers, float *scale) {
@@ -352,9 +352,25 @@ void EncodeGroup(Arithmetic arithmetic, const float *x, int64_t terms, int64_t *
 // The tree that adds up partial sums.
 float SumPartials(float *t);
 
-// Code k of output n as it is multiplied: those of int4 with offsets are 8 more.
+// What codes with offsets exceed those by that are multiplied.
+float CentreOf(const Format &format) {
+  return format.stored == Stored::kInt4   ? 8.0f
+         : format.stored == Stored::kInt5 ? 16.0f
+         : format.stored == Stored::kInt6 ? 32.0f
+                                          : 0.0f;
+}
+
+// Code k of output n as it is multiplied.
 float CodeOf(const Format &format, const float *w, int64_t k, int64_t out, int64_t n) {
-  return format.stored == Stored::kInt4 && format.offsets ? w[k * out + n] - 8.0f : w[k * out + n];
+  return w[k * out + n] - (format.offsets ? CentreOf(format) : 0.0f);
+}
+
+// The scale, or the offset, of group g of output n of a matrix with `in` inputs.
+float ScaleOf(const Format &format, const float *scales, int64_t in, int64_t g, int64_t out,
+              int64_t n) {
+  const int64_t groups = (in + format.group - 1) / format.group;
+  const float scale = scales[g * out + n];
+  return format.are_in_blocks ? scale * scales[(groups + g * format.group / 256) * out + n] : scale;
 }
 
 void ProjectIntegers(const Format &format, Arithmetic arithmetic, const float *x, const float *w,
@@ -374,7 +390,9 @@ void ProjectIntegers(const Format &format, Arithmetic arithmetic, const float *x
         for (int64_t k = at; k < after; k++)
           sum += codes[k - first] * static_cast<int64_t>(CodeOf(format, w, k, out, n));
         const float of_sum = static_cast<float>(sum);
-        y[n] = Fma(has_groups ? of_sum * scales[at / format.group * out + n] : of_sum, scale, y[n]);
+        y[n] = Fma(
+            has_groups ? of_sum * ScaleOf(format, scales, in, at / format.group, out, n) : of_sum,
+            scale, y[n]);
       }
       int64_t sum = 0;
       for (int64_t k = at; k < after; k++) sum += codes[k - first];
@@ -400,16 +418,17 @@ void ProjectGroups(const Format &format, const float *x, const float *w, const f
 }
 
 // y [out] + the products of the sums of the groups of a row with the offsets.
-void AddOffsets(const Format &format, const float *scales, const float *sums, int64_t groups,
+void AddOffsets(const Format &format, const float *scales, const float *sums, int64_t in,
                 int64_t out, float *y) {
+  const int64_t groups = (in + format.group - 1) / format.group;
   for (int64_t n = 0; n < out; n++) {
     for (int64_t first = 0; first < groups; first += kOffsetBlock) {
       float c = 0.0f;
       for (int64_t g = first; g < Min(first + kOffsetBlock, groups); g++) {
-        const float offset = format.offsets[g * out + n];
-        c = Fma(sums[g],
-                format.stored == Stored::kInt4 ? Fma(8.0f, scales[g * out + n], offset) : offset,
-                c);
+        float offset = ScaleOf(format, format.offsets, in, g, out, n);
+        if (CentreOf(format) != 0.0f)
+          offset = Fma(CentreOf(format), ScaleOf(format, scales, in, g, out, n), offset);
+        c = Fma(sums[g], offset, c);
       }
       y[n] = y[n] + c;
     }
@@ -420,8 +439,7 @@ void ProjectStored(const Format &format, Arithmetic arithmetic, const float *x, 
                    const float *scales, const float *bias, int64_t rows, int64_t in, int64_t out,
                    float *y) {
   if (arithmetic == Arithmetic::kBf16) return ProjectPairs(x, w, bias, rows, in, out, y);
-  if (format.stored != Stored::kInt8 && format.stored != Stored::kInt4)
-    return Project(x, w, bias, rows, in, out, y);
+  if (!HasCodes(format.stored)) return Project(x, w, bias, rows, in, out, y);
   const int64_t groups = format.group ? (in + format.group - 1) / format.group : 0;
   for (int64_t i = 0; i < rows; i++) {
     float *y_i = y + i * out;
@@ -436,7 +454,7 @@ void ProjectStored(const Format &format, Arithmetic arithmetic, const float *x, 
     else
       Dots(kProjectionBlock, x_i, w, in, out, y_i);
     for (int64_t n = 0; !groups && n < out; n++) y_i[n] = y_i[n] * scales[n];
-    if (format.offsets) AddOffsets(format, scales, sums, groups, out, y_i);
+    if (format.offsets) AddOffsets(format, scales, sums, in, out, y_i);
     for (int64_t n = 0; n < out; n++) y_i[n] = Canon(bias ? y_i[n] + bias[n] : y_i[n]);
   }
 }
@@ -1158,8 +1176,8 @@ void Forward(const LayerShape &shape, const LayerWeights &weights, const float *
   const auto project = [&](const float *x, const float *w, const float *scales,
                            const float *offsets, const float *bias, int64_t rows, int64_t in,
                            int64_t out, float *y) {
-    ProjectStored({weights.stored, weights.group, offsets}, weights.arithmetic, x, w, scales, bias,
-                  rows, in, out, y);
+    ProjectStored({weights.stored, weights.group, offsets, weights.are_in_blocks},
+                  weights.arithmetic, x, w, scales, bias, rows, in, out, y);
   };
   project(query, weights.w_q, weights.s_q, weights.o_q, weights.b_q, a.n_q, shape.query_dim,
           a.num_heads * a.head_dim, outputs.q);

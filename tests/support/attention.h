@@ -16,7 +16,7 @@
 namespace support {
 
 const char *NameOf(Storage type);
-inline bool HasCodes(Storage type) { return type == Storage::kInt8 || type == Storage::kInt4; }
+inline bool HasCodes(Storage type) { return type >= Storage::kInt8; }
 
 // A rotation of queries and keys.
 struct Rope {

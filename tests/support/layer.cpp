@@ -31,12 +31,14 @@ LayerShape LayerShapeOf(const LayerProblem &problem, int64_t b) {
 
 LayerWeights WeightsOf(const LayerProblem &problem) {
   const auto pointer = [](const std::vector<float> &x) { return x.empty() ? nullptr : x.data(); };
-  return {pointer(problem.w_q), pointer(problem.w_k), pointer(problem.w_v), pointer(problem.w_o),
-          pointer(problem.b_q), pointer(problem.b_k), pointer(problem.b_v), pointer(problem.b_o),
-          problem.stored,       pointer(problem.s_q), pointer(problem.s_k), pointer(problem.s_v),
-          pointer(problem.s_o), pointer(problem.w_g), pointer(problem.b_g), pointer(problem.s_g),
-          problem.arithmetic,   problem.group,        pointer(problem.o_q), pointer(problem.o_k),
-          pointer(problem.o_v), pointer(problem.o_o), pointer(problem.o_g)};
+  return {pointer(problem.w_q), pointer(problem.w_k), pointer(problem.w_v),
+          pointer(problem.w_o), pointer(problem.b_q), pointer(problem.b_k),
+          pointer(problem.b_v), pointer(problem.b_o), problem.stored,
+          pointer(problem.s_q), pointer(problem.s_k), pointer(problem.s_v),
+          pointer(problem.s_o), pointer(problem.w_g), pointer(problem.b_g),
+          pointer(problem.s_g), problem.arithmetic,   problem.group,
+          pointer(problem.o_q), pointer(problem.o_k), pointer(problem.o_v),
+          pointer(problem.o_o), pointer(problem.o_g), problem.scale_type == MHA_TYPE_INT8};
 }
 
 void FillInputs(Random *random, LayerProblem *problem) {
@@ -155,6 +157,8 @@ std::vector<unsigned char> InMemory(Stored stored, const std::vector<float> &w, 
     case Stored::kF32:
       return RowsInMemory(rows, width, gap, FromBits(0x7fc0dead), at);
     case Stored::kInt8:
+    case Stored::kInt5:
+    case Stored::kInt6:
       return RowsInMemory(rows, width, gap, int8_t{99}, at);
     case Stored::kInt4:
       return RowsInMemory(
@@ -259,8 +263,9 @@ LayerData::LayerData(const LayerProblem &problem, Place place, const LayerForm &
   config.format.type = static_cast<uint32_t>(is_stored ? stored : form.weight_type);
   if (HasCodes(is_stored ? stored : form.weight_type))
     config.format.group_size = static_cast<uint32_t>(problem.group);
-  if (problem.has_f16_scales) config.format.scale_type = MHA_TYPE_F16;
-  weights.type = is_stored ? static_cast<uint32_t>(stored) : 0;
+  config.format.scale_type = problem.scale_type;
+  weights.type = is_stored ? static_cast<uint32_t>(std::min(stored, Stored::kInt4)) : 0;
+  if (stored > Stored::kInt4) weights.type = MHA_TYPE_INT8;
   weights.layout = form.layout;
   const auto keep = [&](const auto &values) {
     arrays.push_back(CopyOf(values, place));
@@ -275,8 +280,15 @@ LayerData::LayerData(const LayerProblem &problem, Place place, const LayerForm &
                   width = form.layout == MHA_LAYOUT_IN_OUT ? columns : rows;
     matrix->data =
         keep(InMemory(stored, w, rows, columns, form.layout, form.row_gap, !offsets.empty()));
-    if (!scales.empty()) matrix->scales = keep(ScalesInMemory(scales, columns));
-    if (!offsets.empty()) matrix->offsets = keep(ScalesInMemory(offsets, columns));
+    const auto give_scales = [&](const std::vector<float> &all, const float **numbers,
+                                 const float **factors) {
+      auto end = all.end();
+      if (problem.scale_type == MHA_TYPE_INT8) end -= (rows + 255) / 256 * columns;
+      if (!all.empty()) *numbers = keep(ScalesInMemory({all.begin(), end}, columns));
+      if (end != all.end()) *factors = keep(ScalesInMemory({end, all.end()}, columns));
+    };
+    if (!scales.empty()) give_scales(scales, &matrix->scales, &matrix->block_scales);
+    if (!offsets.empty()) give_scales(offsets, &matrix->offsets, &matrix->block_offsets);
     if (form.row_gap != 0)
       matrix->row_stride = (stored == Stored::kInt4 ? (width + 1) / 2 * 2 : width) + form.row_gap;
   };

@@ -35,7 +35,7 @@ struct LayerProblem : AttentionSizes {
   std::vector<float> s_q, s_k, s_v, s_o, s_g;  // scales, where they are codes
   std::vector<float> o_q, o_k, o_v, o_o, o_g;  // offsets of groups; empty: none
   int64_t group = 0;                           // inputs that share a scale; 0: the default
-  bool has_f16_scales = false;                 // scales and offsets are packed as f16
+  uint32_t scale_type = 0;                     // of scales and offsets; INT8: as Format has them
   Arithmetic arithmetic = Arithmetic::kF32;
   std::vector<float> query;  // [batch, n_q, query_dim]
   std::vector<float> key;    // [batch, n_kv, key_dim]

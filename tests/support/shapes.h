@@ -9,7 +9,7 @@
 namespace support {
 
 // The types in which weights, keys and values are stored; the numbers are mha.h's, and 0 is F32.
-enum class Storage : uint32_t { kF32 = 1, kF16 = 2, kBf16 = 3, kInt8 = 4, kInt4 = 5 };
+enum class Storage : uint32_t { kF32 = 1, kF16 = 2, kBf16 = 3, kInt8 = 4, kInt4 = 5, kInt5, kInt6 };
 using Stored = Storage;  // of weights
 inline constexpr const char *kTypeNames[] = {"", "f32", "f16", "bf16", "int8", "int4"};
 inline constexpr int64_t kTypeBits[] = {32, 32, 16, 16, 8, 4};  // of a number, without scales
@@ -42,6 +42,18 @@ inline constexpr WeightFormat kWeightFormats[] = {
     {Stored::kInt4, Arithmetic::kInt8, "int4 in int8"},
     {Stored::kInt4, Arithmetic::kInt16, "int4 in int16"},
     {Stored::kBf16, Arithmetic::kBf16, "bf16 in bf16"}};
+// Those that may have groups of a quantiser.
+inline constexpr WeightFormat kGroupFormats[] = {
+    {Stored::kInt8, Arithmetic::kF32, "int8"},
+    {Stored::kInt4, Arithmetic::kF32, "int4"},
+    {Stored::kInt8, Arithmetic::kInt8, "int8 in int8"},
+    {Stored::kInt8, Arithmetic::kInt16, "int8 in int16"},
+    {Stored::kInt4, Arithmetic::kInt8, "int4 in int8"},
+    {Stored::kInt4, Arithmetic::kInt16, "int4 in int16"},
+    {Stored::kInt5, Arithmetic::kInt8, "int5 in int8"},
+    {Stored::kInt5, Arithmetic::kInt16, "int5 in int16"},
+    {Stored::kInt6, Arithmetic::kInt8, "int6 in int8"},
+    {Stored::kInt6, Arithmetic::kInt16, "int6 in int16"}};
 inline bool IsOfIntegers(const WeightFormat &format) {
   return format.arithmetic == Arithmetic::kInt8 || format.arithmetic == Arithmetic::kInt16;
 }
@@ -152,12 +164,17 @@ struct LayerShape {
 
 // How a matrix is kept: codes may have a scale for each group of inputs, and offsets besides.
 struct Format {
-  Format(Stored type, int64_t size = 0, const float *of_groups = nullptr)  // NOLINT: just a type
-      : stored(type), group(size == 0 && type == Stored::kInt4 ? 32 : size), offsets(of_groups) {}
+  Format(Stored type, int64_t size = 0, const float *of_groups = nullptr,  // NOLINT: just a type
+         bool in_blocks = false)
+      : stored(type),
+        group(size == 0 && type == Stored::kInt4 ? 32 : size),
+        offsets(of_groups),
+        are_in_blocks(in_blocks) {}
 
   Stored stored;
   int64_t group;         // inputs that share a scale; 0: all of them
-  const float *offsets;  // [groups, out]; null: none. The codes of kInt4 are then 0 .. 15.
+  const float *offsets;  // [groups, out]; null: none. Codes below 8 bits are then not negative.
+  bool are_in_blocks;    // scales and offsets are codes, and [blocks, out] factors come after them
 };
 
 // All matrices dense, [in, out]. Null: no bias, no output projection. Of kInt8 and kInt4 they are
@@ -187,6 +204,7 @@ struct LayerWeights {
   const float *o_v = nullptr;
   const float *o_o = nullptr;
   const float *o_g = nullptr;
+  bool are_in_blocks = false;
 };
 
 }  // namespace support

@@ -47,6 +47,12 @@ struct Destination {
 //   int8             [ceil(columns / 48)][ceil(depth / 4)][48][4] bytes, the code + 128
 //   int4             [ceil(columns / 48)][ceil(depth / 8)][48][4] bytes: in the low half the
 //                    code + 8, in the upper half that of the term four further on
+//   int5, int6       the same, after every 32 (int5) or 16 terms a plane of their high bits,
+//                    [48][4] bytes: of bits from the lowest on, the first 1 or 2 of the first four
+//                    terms, then of the next four. Codes are stored + 16 and + 32.
+//
+// There, scales and offsets of groups may be bytes in blocks of 256 terms, [ceil(columns / 48)]
+// [ceil(depth / 256)]: [48] factors in f16, then [256 / group][48] bytes, in the last block fewer.
 //
 // In bf16 arithmetic it is two terms, with 0 after a last term alone:
 //
@@ -58,7 +64,7 @@ struct Projection {
   int64_t columns;  // of W
   Storage storage;
   Arithmetic arithmetic;
-  Storage scale_storage;  // of groups: f32 or f16
+  Storage scale_storage;  // of groups: f32, f16 or, in integer arithmetic, int8
   int64_t group;          // terms of a column that share a scale; 0: all of them
   int64_t sums;           // X of the contract that follow each row made ready; 0: without offsets
   const void *panels;

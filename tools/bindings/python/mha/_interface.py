@@ -6,7 +6,7 @@ VERSION_MAJOR=0 VERSION_MINOR=1 VERSION_PATCH=0 CONTRACT=1 OK=0 ERROR_NULL_POINT
 ERROR_STRUCT_SIZE=2 ERROR_INVALID_VALUE=3 ERROR_SHAPE=4 ERROR_TOO_LARGE=5 ERROR_BUFFER_TOO_SMALL=6
 ERROR_OUT_OF_MEMORY=7 ERROR_INSTRUCTION_SET=8 ERROR_PACKED_FORMAT=9 ERROR_PACKED_CHECKSUM=10
 ERROR_OUT_OF_RANGE=11 ERROR_CACHE_FULL=12 ERROR_CACHE_SHARED=13 ERROR_CACHE_FORMAT=14 TYPE_F32=1
-TYPE_F16=2 TYPE_BF16=3 TYPE_INT8=4 TYPE_INT4=5 EMPTY=-9223372036854775808
+TYPE_F16=2 TYPE_BF16=3 TYPE_INT8=4 TYPE_INT4=5 TYPE_INT5=6 TYPE_INT6=7 EMPTY=-9223372036854775808
 BROADCAST=-9223372036854775808 LAYOUT_IN_OUT=0 LAYOUT_OUT_IN=1 CACHE_KIND_CONTIGUOUS=0
 CACHE_KIND_RING=257 CACHE_KIND_PAGED=258 CACHE_KIND_POOL=259 CAUSAL=1 WINDOW_LEFT=2 WINDOW_RIGHT=4
 EQUAL_SCORES=8 ARITHMETIC_F32=0 ARITHMETIC_INT8=1281 ARITHMETIC_INT16=1282 ARITHMETIC_BF16=1283
@@ -26,7 +26,7 @@ mha_scheduler: out context, u32 num_threads reserved, ptr parallel_for
 mha_strides: i64 batch row head
 mha_input: ptr data, u32 type reserved, mha_strides strides, ptr reserved_pointer
 mha_output: out data, u32 type reserved, mha_strides strides
-mha_matrix: ptr data bias scales offsets, i64 row_stride
+mha_matrix: ptr data bias scales offsets block_scales block_offsets, i64 row_stride
 mha_weight_format: u32 type group_size scale_type arithmetic
 mha_layer_config: size struct_size, i64 query_dim key_dim value_dim output_dim num_heads
   num_kv_heads head_dim head_dim_v, f32 scale, mha_weight_format format, u32 gate, i64 gate_dim
