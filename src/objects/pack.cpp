@@ -486,10 +486,10 @@ void pack_planes(const Panel &panel) {
   unsigned char *to = panel.weights<unsigned char>();
   for (int64_t first = 0; first < source.depth; first += terms, to += nibbles + line) {
     for (int64_t c = 0; c < panel_columns; ++c) {
+      const int8_t *const codes = c < columns ? source.start<int8_t>(panel.first + c) : nullptr;
       for (int64_t i = 0; i < terms; ++i) {
         int32_t code = centre;
-        if (c < columns && first + i < source.depth)
-          code = source.start<int8_t>(panel.first + c)[(first + i) * source.k_stride] + added;
+        if (codes && first + i < source.depth) code = codes[(first + i) * source.k_stride] + added;
         const int64_t four = i / 4, at = c * 4 + i % 4;
         to[four / 2 * line + at] |= static_cast<unsigned char>((code & 15) << four % 2 * 4);
         to[nibbles + at] |= static_cast<unsigned char>(code >> 4 << four * high);
@@ -668,16 +668,20 @@ mha_status check_codes(Report report, const PackedForm &form, const mha_layer_we
   for (int name = 0; name < num_matrices; ++name) {
     const Source source = source_of(form, weights, name);
     const int32_t least = source.offsets ? 0 : -centre;
-    for (int64_t i = 0; i < source.columns * source.depth; ++i) {
-      const int64_t c = i / source.depth, k = i % source.depth, out = source.column_of(c);
-      const int32_t code = source.start<int8_t>(c)[k * source.k_stride];
-      if (code >= least && code < least + 2 * centre) continue;
+    for (int64_t c = 0, k = 0; c < source.columns; ++c, k = 0) {
+      const int8_t *const codes = source.start<int8_t>(c);
+      const auto is_held = [&](int32_t code) { return code >= least && code < least + 2 * centre; };
+      while (k < source.depth && is_held(codes[k * source.k_stride])) ++k;
+      if (k == source.depth) continue;
+      const int32_t code = codes[k * source.k_stride];
+      const int64_t out = source.column_of(c);
       const bool is_in_out = weights.layout == MHA_LAYOUT_IN_OUT;
-      return report.fail(MHA_ERROR_OUT_OF_RANGE,
-                         "%s[%lld][%lld] is %d, but codes of format.type %u are %d to %d; set it "
-                         "to MHA_TYPE_INT8 (4)",
-                         source.name, lld(is_in_out ? k : out), lld(is_in_out ? out : k), code,
-                         type_of(form.kind.storage), least, least + 2 * centre - 1);
+      return report.fail(
+          MHA_ERROR_OUT_OF_RANGE,
+          "%s[%lld][%lld] is %d, but format.type is %u, whose codes are %d to %d; set "
+          "it to MHA_TYPE_INT8 (4)",
+          source.name, lld(is_in_out ? k : out), lld(is_in_out ? out : k), code,
+          type_of(form.kind.storage), least, least + 2 * centre - 1);
     }
   }
   return MHA_OK;

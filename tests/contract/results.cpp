@@ -467,28 +467,44 @@ class Cases {
   // Codes of a quantiser in groups of every size, with offsets that have a short last group.
   void GroupProducts() {
     constexpr int64_t rows = 19, in = 1101, out = 50;
-    for (const uint32_t type : {MHA_TYPE_INT8, MHA_TYPE_INT4}) {
+    const std::tuple<uint32_t, bool, const char *> formats[] = {
+        {MHA_TYPE_INT8, false, "int8"}, {MHA_TYPE_INT4, false, "int4"},
+        {MHA_TYPE_INT5, false, "int5"}, {MHA_TYPE_INT6, false, "int6"},
+        {MHA_TYPE_INT4, true, "int4"},  {MHA_TYPE_INT6, true, "int6"}};
+    for (const auto &[type, are_in_blocks, name] : formats) {
       for (const uint32_t arithmetic :
            {MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16}) {
+        const bool is_given_as_int8 = type >= MHA_TYPE_INT5;
+        if ((is_given_as_int8 || are_in_blocks) && arithmetic == MHA_ARITHMETIC_F32) continue;
         Sum sum;
         for (const uint32_t group : {16, 32, 64, 128}) {
           Random random(97 + group);
-          const auto of_groups = [&](float unit) {  // f16 holds them
-            std::vector<float> numbers((in + group - 1) / group * out);
-            for (float &x : numbers) x = unit * static_cast<float>(random.Between(-1000, 1000));
+          const auto of_groups = [&](float unit, int64_t inputs, int64_t most) {  // f16 holds them
+            std::vector<float> numbers((in + inputs - 1) / inputs * out);
+            for (float &x : numbers) x = unit * static_cast<float>(random.Between(-most, most));
             return numbers;
           };
-          const std::vector<unsigned char> codes = RandomBytes(&random, in * out);
-          const std::vector<float> scales = of_groups(0x1p-18f), offsets = of_groups(0x1p-14f),
-                                   x = random.Uniforms(rows * in);
+          std::vector<unsigned char> codes = RandomBytes(&random, in * out);
+          for (unsigned char &code : codes)
+            code = type == MHA_TYPE_INT5 ? code & 31 : type == MHA_TYPE_INT6 ? code & 63 : code;
+          const int64_t most = are_in_blocks ? 127 : 1000;
+          const std::vector<float> scales = of_groups(are_in_blocks ? 1.0f : 0x1p-18f, group, most),
+                                   offsets =
+                                       of_groups(are_in_blocks ? 1.0f : 0x1p-14f, group, most),
+                                   x = random.Uniforms(rows * in),
+                                   factors = of_groups(0x1p-18f, 256, 1000);
           mha_linear_weights weights = Zeroed<mha_linear_weights>();
           weights.input_dim = in;
           weights.output_dim = out;
-          weights.w = {codes.data(), nullptr, scales.data(), offsets.data(), nullptr, nullptr, 0};
+          const float *const given = are_in_blocks ? factors.data() : nullptr;
+          weights.w = {codes.data(), nullptr, scales.data(), offsets.data(), given, given, 0};
           weights.layout = MHA_LAYOUT_OUT_IN;
-          weights.type = weights.format.type = type;
+          weights.type = is_given_as_int8 ? MHA_TYPE_INT8 : type;
+          weights.format.type = type;
           weights.format.group_size = group;
-          weights.format.scale_type = group == 64 ? MHA_TYPE_F32 : MHA_TYPE_F16;
+          weights.format.scale_type = are_in_blocks ? MHA_TYPE_INT8
+                                      : group == 64 ? MHA_TYPE_F32
+                                                    : MHA_TYPE_F16;
           weights.format.arithmetic = arithmetic;
           const mha_layer_options options = Options(instruction_set_);
           mha_layer *made = nullptr;
@@ -511,7 +527,8 @@ class Cases {
           Check(mha_linear_pack(&weights, &options, packed.data(), bytes, &error), error);
           sum.Add(packed.data(), packed.size());
         }
-        Record(std::string("product of groups of ") + kTypeNames[type] + " with offsets" +
+        Record(std::string("product of groups of ") + name + " with offsets" +
+                   (are_in_blocks ? ", scales in blocks" : "") +
                    (arithmetic == MHA_ARITHMETIC_INT8    ? ", in integers, inputs of 8 bits"
                     : arithmetic == MHA_ARITHMETIC_INT16 ? ", in integers, inputs of 16 bits"
                                                          : ""),

@@ -274,60 +274,6 @@ TEST_P(StoredWeights, OfManyTermsAndTheGreatestScalesEqualTheSpecification) {
 
 constexpr int64_t kGroups[] = {16, 32, 64, 128};
 
-// What codes with offsets exceed those without by.
-float CentreOf(Stored stored) {
-  return stored < Stored::kInt4    ? 0.0f
-         : stored == Stored::kInt4 ? 8.0f
-         : stored == Stored::kInt5 ? 16.0f
-                                   : 32.0f;
-}
-
-// Codes in groups of a quantiser. Of the matrices q, k, v and o those have offsets whose bits are
-// set.
-LayerProblem InGroups(Random *random, LayerProblem problem, Stored stored, int64_t group,
-                      uint32_t offsets, uint32_t scale_type) {
-  problem.group = group;
-  LayerProblem given = Converted(problem, std::min(stored, Stored::kInt4));
-  given.stored = stored;
-  given.scale_type = scale_type;
-  const int64_t in = problem.query_dim;
-  const struct {
-    std::vector<float> *w, *scales, *offsets;
-    int64_t in;
-  } matrices[] = {{&given.w_q, &given.s_q, &given.o_q, in},
-                  {&given.w_k, &given.s_k, &given.o_k, in},
-                  {&given.w_v, &given.s_v, &given.o_v, in},
-                  {&given.w_o, &given.s_o, &given.o_o, problem.merged_width()}};
-  for (const auto &m : matrices) {
-    const float centre = CentreOf(stored);
-    for (float &code : *m.w) {
-      if (stored > Stored::kInt4)
-        code =
-            static_cast<float>(random->Between(0, 2 * static_cast<int64_t>(centre) - 1)) - centre;
-      if (offsets & 1) code += centre;
-    }
-    const auto count = static_cast<int64_t>(m.scales->size());
-    if (offsets & 1) *m.offsets = random->Normals(count, 0.1f);
-    offsets >>= 1;
-    for (std::vector<float> *numbers : {m.scales, m.offsets}) {
-      if (scale_type == MHA_TYPE_F16) *numbers = Rounded(Storage::kF16, *numbers);
-      if (scale_type != MHA_TYPE_INT8 || numbers->empty()) continue;
-      for (float &code : *numbers) code = static_cast<float>(random->Between(-128, 127));
-      const std::vector<float> factors = Rounded(
-          Storage::kF16,
-          random->Normals((m.in + 255) / 256 * count / ((m.in + group - 1) / group), 0.01f));
-      numbers->insert(numbers->end(), factors.begin(), factors.end());
-    }
-  }
-  return given;
-}
-
-// A type that scales of groups may have.
-uint32_t AnyScales(Random *random, const WeightFormat &kind) {
-  return IsOfIntegers(kind) ? random->Pick({MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_INT8})
-                            : random->Pick({MHA_TYPE_F32, MHA_TYPE_F16});
-}
-
 // Depths of one group and of many, whose last group is short or not; more than the 64 groups whose
 // offsets are one chain.
 TEST_P(StoredWeights, InGroupsEqualTheSpecification) {
@@ -743,6 +689,82 @@ TEST_F(RefusedWeights, ScalesAreF16IfTheyAreOfGroupsAndOfAQuantiserAndExact) {
                 {MHA_ERROR_OUT_OF_RANGE, {2}, {"w_q.scales[3][0] is 65505"}});
   ExpectRefused(GivenAs(stored, MHA_LAYOUT_OUT_IN, true, 0), nullptr,
                 {MHA_ERROR_OUT_OF_RANGE, {2}, {"w_qkv.scales[3][0] is 65505"}});
+}
+
+TEST_F(RefusedWeights, Int5AndInt6AreCodesOfAQuantiserInGroupsForIntegerArithmetic) {
+  Random random(20);
+  problem_.arithmetic = Arithmetic::kInt8;
+  for (const Stored stored : {Stored::kInt5, Stored::kInt6}) {
+    const std::string type = "format.type is " + std::to_string(static_cast<uint32_t>(stored));
+    const LayerProblem problem = InGroups(&random, problem_, stored, 16, 1, MHA_TYPE_F32);
+    LayerData given = GivenAs(problem, MHA_LAYOUT_OUT_IN, false, 0);
+    given.Pack();
+    given.config.format.arithmetic = MHA_ARITHMETIC_F32;
+    ExpectRefused(given, nullptr,
+                  {MHA_ERROR_INVALID_VALUE, {1}, {type, "MHA_ARITHMETIC_INT8 (1281)"}});
+    given.config.format.arithmetic = MHA_ARITHMETIC_INT16;
+    given.config.format.group_size = 0;
+    ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {1}, {"format.group_size is 0", type}});
+    given = GivenAs(problem, MHA_LAYOUT_OUT_IN, false, 0);
+    given.weights.type = MHA_TYPE_F32;
+    ExpectRefused(given, nullptr,
+                  {MHA_ERROR_INVALID_VALUE, {2}, {"type is 1", type, "MHA_TYPE_INT8 (4)"}});
+    const float centre = CentreOf(stored);
+    for (const auto &[least, w, name] :
+         {std::tuple(0.0f, &LayerProblem::w_q, "w_q"), {-centre, &LayerProblem::w_k, "w_k"}}) {
+      for (const float code : {least - 1, least + 2 * centre}) {
+        LayerProblem beyond = problem;
+        (beyond.*w)[5 * 8 * (name[2] == 'q' ? 2 : 1) + 3] = code;
+        const std::string number = " is " + std::to_string(static_cast<int>(code));
+        ExpectRefused(GivenAs(beyond, MHA_LAYOUT_OUT_IN, false, 0), nullptr,
+                      {MHA_ERROR_OUT_OF_RANGE, {2}, {name + std::string("[3][5]") + number, type}});
+        ExpectRefused(GivenAs(beyond, MHA_LAYOUT_IN_OUT, false, 0), nullptr,
+                      {MHA_ERROR_OUT_OF_RANGE, {2}, {name + std::string("[5][3]") + number}});
+      }
+    }
+  }
+}
+
+TEST_F(RefusedWeights, ScalesInBlocksAreIntegersWithFactorsOfF16) {
+  Random random(21);
+  problem_ = RandomProblem(&random, 1, 300, 2, 1, 8, 8, 12);
+  problem_.arithmetic = Arithmetic::kInt8;
+  const LayerProblem problem = InGroups(&random, problem_, Stored::kInt4, 32, 15, MHA_TYPE_INT8);
+  const auto refused = [&](const LayerProblem &changed, const std::string &what) {
+    ExpectRefused(GivenAs(changed, MHA_LAYOUT_OUT_IN, false, 0), nullptr,
+                  {MHA_ERROR_OUT_OF_RANGE, {2}, {what, "MHA_TYPE_F32"}});
+  };
+  for (const float scale : {0.5f, 128.0f, -129.0f, kNaN, 1e30f}) {
+    LayerProblem changed = problem;
+    changed.s_k[8 + 5] = changed.o_v[2 * 8] = scale;
+    refused(changed, "w_k.scales[5][1]");
+    changed.s_k[8 + 5] = 1;
+    refused(changed, "w_v.offsets[0][2]");
+  }
+  LayerProblem changed = problem;
+  changed.s_q.back() = 0x1.002p0f, changed.o_o.back() = 65505;
+  refused(changed, "w_q.block_scales[15][1] is 1.00048828, which is no f16");
+  changed.s_q.back() = kNaN;
+  refused(changed, "w_o.block_offsets[11][0] is 65505");
+
+  const auto without = [&](const float *mha_matrix::*field, const std::string &what) {
+    LayerData given = GivenAs(problem, MHA_LAYOUT_OUT_IN, false, 0);
+    given.weights.w_k.*field = nullptr;
+    ExpectRefused(given, nullptr, {MHA_ERROR_NULL_POINTER, {2}, {what}});
+  };
+  without(&mha_matrix::block_scales, "w_k.block_scales");
+  without(&mha_matrix::block_offsets, "w_k.block_offsets");
+  LayerData given = GivenAs(problem, MHA_LAYOUT_OUT_IN, false, 0);
+  given.weights.w_k.offsets = nullptr;
+  ExpectRefused(given, nullptr, {MHA_ERROR_INVALID_VALUE, {2}, {"w_k.block_offsets", "offsets"}});
+  given = GivenAs(problem, MHA_LAYOUT_OUT_IN, false, 0);
+  given.config.format.scale_type = MHA_TYPE_F32;
+  ExpectRefused(given, nullptr,
+                {MHA_ERROR_INVALID_VALUE, {2}, {"w_q.block_scales", "format.scale_type is 1"}});
+  given.config.format.scale_type = MHA_TYPE_INT8;
+  given.config.format.arithmetic = MHA_ARITHMETIC_F32;
+  ExpectRefused(given, nullptr,
+                {MHA_ERROR_INVALID_VALUE, {1}, {"format.scale_type is 4", "MHA_ARITHMETIC_INT8"}});
 }
 
 TEST_F(RefusedWeights, Int4IsGivenByOutputsAndInWholeBytes) {

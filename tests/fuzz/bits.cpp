@@ -5,6 +5,7 @@
 // recurrent attention and its convolution.
 #include <mha.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -147,24 +148,29 @@ void CheckProduct(fuzz::Bytes *bytes) {
   const int64_t rows = bytes->Integer(1, 30), out = bytes->Integer(1, 70);
   const int64_t in = bytes->Choice({0, 0, 32, 64, 256, 512}) +
                      bytes->Integer(1, 20);  // beyond a border of groups or blocks of terms
-  const auto stored = static_cast<Stored>(MHA_TYPE_F32 + bytes->Integer(0, 4));
-  const bool has_codes = HasCodes(stored);
+  const auto stored = static_cast<Stored>(MHA_TYPE_F32 + bytes->Integer(0, 6));
+  const bool has_codes = HasCodes(stored), has_high_bits = stored > Stored::kInt4;
   constexpr std::pair<Arithmetic, uint32_t> arithmetics[] = {
       {Arithmetic::kF32, MHA_ARITHMETIC_F32},
       {Arithmetic::kInt8, MHA_ARITHMETIC_INT8},
       {Arithmetic::kInt16, MHA_ARITHMETIC_INT16},
       {Arithmetic::kBf16, MHA_ARITHMETIC_BF16}};
   const auto [arithmetic, arithmetic_field] =
-      arithmetics[has_codes                                     ? bytes->Integer(0, 2)
+      arithmetics[has_codes ? bytes->Integer(has_high_bits ? 1 : 0, 2)
                   : stored == Stored::kBf16 && bytes->Boolean() ? 3
                                                                 : 0];
   const auto type = [&] { return bytes->Choice({MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_BF16}); };
   const uint32_t input_type = type(), output_type = type();
   const bool has_bias = bytes->Boolean(), has_residual = bytes->Boolean(),
-             has_any_scales = has_codes && bytes->Boolean();
-  const int64_t group = has_codes ? bytes->Choice({0, 0, 16, 32, 64, 128}) : 0;
-  const bool are_f16 = has_any_scales && bytes->Boolean(),
-             has_offsets = has_any_scales && bytes->Boolean();
+             has_any_scales = has_high_bits || (has_codes && bytes->Boolean());
+  const int64_t group = has_high_bits ? bytes->Choice({16, 32, 64, 128})
+                        : has_codes   ? bytes->Choice({0, 0, 16, 32, 64, 128})
+                                      : 0;
+  const uint32_t scale_type = !has_any_scales || bytes->Boolean() ? MHA_TYPE_F32
+                              : arithmetic == Arithmetic::kF32
+                                  ? MHA_TYPE_F16
+                                  : bytes->Choice({MHA_TYPE_F16, MHA_TYPE_INT8});
+  const bool has_offsets = has_any_scales && bytes->Boolean();
   const uint32_t threads = bytes->Choice({1u, 2u, 5u});
   Random random(bytes->Raw(4));
   support::Format format(stored, group);
@@ -178,7 +184,8 @@ void CheckProduct(fuzz::Bytes *bytes) {
                            residual = Rounded(static_cast<Storage>(output_type),
                                               Numbers(&random, rows * out));
   std::vector<float> numbers = w;
-  spec::Fastest().store_weights(format, w.data(), in, out, numbers.data(), scales.data());
+  spec::Fastest().store_weights({std::min(stored, Stored::kInt4), group}, w.data(), in, out,
+                                numbers.data(), scales.data());
   mha_linear_weights weights = Zeroed<mha_linear_weights>();
   weights.input_dim = in;
   weights.output_dim = out;
@@ -187,28 +194,47 @@ void CheckProduct(fuzz::Bytes *bytes) {
   weights.format.type = static_cast<uint32_t>(stored);
   weights.format.group_size = static_cast<uint32_t>(group);
   weights.format.arithmetic = arithmetic_field;
-  std::vector<unsigned char> given, given_scales, given_offsets;
+  std::vector<unsigned char> given, given_scales, given_offsets, given_factors[2];
   if (has_any_scales) {  // of a quantiser
     MakeSpecial(&random, Values::kAny, 1, &scales);
     for (float &code : numbers) code = stored == Stored::kInt8 && random.Chance(0.1) ? -128 : code;
     if (format.group != 0 && has_offsets) offsets = Numbers(&random, groups * out);
-    if (format.group != 0 && are_f16) {
-      scales = Rounded(Storage::kF16, scales);
-      offsets = Rounded(Storage::kF16, offsets);
-      weights.format.scale_type = MHA_TYPE_F16;
+    if (format.group != 0) weights.format.scale_type = scale_type;
+    const auto give = [&](std::vector<float> *of_groups, std::vector<unsigned char> *memory,
+                          std::vector<unsigned char> *factors, const float **given_numbers,
+                          const float **given_to) {
+      if (weights.format.scale_type == MHA_TYPE_F16)
+        *of_groups = Rounded(Storage::kF16, *of_groups);
+      if (weights.format.scale_type == MHA_TYPE_INT8) {
+        for (float &x : *of_groups) x = static_cast<float>(random.Between(-128, 127));
+        const std::vector<float> more =
+            Rounded(Storage::kF16, Numbers(&random, (in + 255) / 256 * out));
+        *factors = ScalesInMemory(more, out);
+        *given_to = reinterpret_cast<const float *>(factors->data());
+        *memory = ScalesInMemory(*of_groups, out);
+        of_groups->insert(of_groups->end(), more.begin(), more.end());
+        format.are_in_blocks = true;
+      } else {
+        *memory = ScalesInMemory(*of_groups, out);
+      }
+      *given_numbers = reinterpret_cast<const float *>(memory->data());
+    };
+    const float centre = CentreOf(stored);
+    for (float &code : numbers) {
+      if (has_high_bits)
+        code = static_cast<float>(random.Between(0, 2 * static_cast<int64_t>(centre) - 1)) - centre;
+      if (!offsets.empty()) code += centre;
     }
+    give(&scales, &given_scales, &given_factors[0], &weights.w.scales, &weights.w.block_scales);
     if (!offsets.empty()) {
-      for (float &code : numbers) code += stored == Stored::kInt4 ? 8.0f : 0.0f;
+      give(&offsets, &given_offsets, &given_factors[1], &weights.w.offsets,
+           &weights.w.block_offsets);
       format.offsets = offsets.data();
-      given_offsets = ScalesInMemory(offsets, out);
-      weights.w.offsets = reinterpret_cast<const float *>(given_offsets.data());
     }
     given = InMemory(stored, numbers, in, out, MHA_LAYOUT_OUT_IN, 0, !offsets.empty());
-    given_scales = ScalesInMemory(scales, out);
-    weights.type = weights.format.type;
+    weights.type = has_high_bits ? MHA_TYPE_INT8 : weights.format.type;
     weights.layout = MHA_LAYOUT_OUT_IN;
     weights.w.data = given.data();
-    weights.w.scales = reinterpret_cast<const float *>(given_scales.data());
   }
   spec::Fastest().linear(format, arithmetic, x.data(), numbers.data(), scales.data(),
                          weights.w.bias, has_residual ? residual.data() : nullptr, rows, in, out,

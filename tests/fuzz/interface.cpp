@@ -827,6 +827,7 @@ struct Destroy {
 std::unique_ptr<mha_layer, Destroy> made;  // what is called, unless it is over a packed buffer
 uint32_t given_type, given_layout;         // of the matrices that it is made of
 uint32_t group_size;                       // that it is made with
+bool has_blocks;                           // of scales
 
 void FillMatrix(mha_matrix *matrix, Wide depth, Wide columns) {
   const bool is_int4 = given_type == MHA_TYPE_INT4;
@@ -842,6 +843,9 @@ void FillMatrix(mha_matrix *matrix, Wide depth, Wide columns) {
     const Wide numbers = columns > 0 && depth > 0 ? columns * ((depth + group - 1) / group) : 0;
     matrix->scales = Floats(numbers);
     if (in.OneIn(4)) matrix->offsets = Floats(numbers);
+    const Wide blocks = numbers > 0 ? columns * ((depth + 255) / 256) : 0;
+    if (has_blocks && !in.OneIn(16)) matrix->block_scales = Floats(blocks);
+    if (has_blocks && matrix->offsets) matrix->block_offsets = Floats(blocks);
   }
   const Wide step = matrix->row_stride != 0 ? Wide{matrix->row_stride} : stored;
   if (rows <= 0 || width <= 0 || in.OneIn(64)) return;
@@ -860,7 +864,7 @@ const mha_layer *Layer(bool is_linear, mha_layer_config *shape) {
   mha_layer_config config = {};
   mha_layer_weights weights = {};
   mha_linear_weights linear = {};
-  linear.format.type = config.format.type = Type(5);
+  linear.format.type = config.format.type = Type(7);
   linear.format.arithmetic = config.format.arithmetic =
       in.OneIn(3) ? Kind({MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16,
                           MHA_ARITHMETIC_BF16})
@@ -869,8 +873,10 @@ const mha_layer *Layer(bool is_linear, mha_layer_config *shape) {
                                                                          ? Kind({16, 32, 64, 128})
                                                                      : in.OneIn(64) ? Kind(300)
                                                                                     : 0;
-  linear.format.scale_type = config.format.scale_type = in.OneIn(4) ? Type(3) : 0;
+  linear.format.scale_type = config.format.scale_type = in.OneIn(4) ? Type(4) : 0;
+  has_blocks = config.format.scale_type == MHA_TYPE_INT8;
   linear.type = weights.type = given_type = in.OneIn(2) ? config.format.type : Type(3);
+  if (given_type >= MHA_TYPE_INT5) linear.type = weights.type = given_type = MHA_TYPE_INT8;
   linear.layout = weights.layout = given_layout =
       given_type == MHA_TYPE_INT4 ? MHA_LAYOUT_OUT_IN : Kind(2);
   if (is_linear) {

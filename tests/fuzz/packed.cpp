@@ -368,12 +368,20 @@ void TestLayer() {
   mha_linear_weights linear = {};
   config.struct_size = sizeof config, weights.struct_size = sizeof weights,
   linear.struct_size = sizeof linear;
-  linear.format.type = config.format.type = MHA_TYPE_F32 + in.Byte() % 5;
+  linear.format.type = config.format.type = MHA_TYPE_F32 + in.Byte() % 7;
   linear.format.arithmetic = config.format.arithmetic = 0;
+  bool is_given = false;
   if (config.format.type >= MHA_TYPE_INT8) {
     linear.format.arithmetic = config.format.arithmetic =
         in.Choice({MHA_ARITHMETIC_F32, MHA_ARITHMETIC_INT8, MHA_ARITHMETIC_INT16});
     linear.format.group_size = config.format.group_size = in.Choice({0, 16, 32, 64, 128});
+    if (config.format.type >= MHA_TYPE_INT5) {  // which a quantiser gives
+      is_given = true;
+      if (config.format.group_size == 0) config.format.group_size = 16;
+      if (config.format.arithmetic == 0) config.format.arithmetic = MHA_ARITHMETIC_INT8;
+      if (in.Boolean()) config.format.scale_type = MHA_TYPE_INT8;
+      linear.format = config.format;
+    }
   } else if (config.format.type == MHA_TYPE_BF16) {
     linear.format.arithmetic = config.format.arithmetic =
         in.Choice({MHA_ARITHMETIC_F32, MHA_ARITHMETIC_BF16});
@@ -385,8 +393,20 @@ void TestLayer() {
   config.gate = in.OneIn(4) ? MHA_FUNCTION_SIGMOID : MHA_FUNCTION_NONE;
   if (config.gate) weights.gate_place = MHA_GATE_IN_W_Q;
   const float *const numbers = Floats(10000);
-  linear.w.data = weights.w_q.data = weights.w_k.data = weights.w_v.data = linear.w.bias = numbers;
-  if (in.Boolean()) weights.w_o.data = numbers;
+  mha_matrix matrix = {};
+  matrix.data = numbers;
+  if (is_given) {
+    static const float zeros[10000] = {};
+    matrix.data = matrix.scales = zeros, linear.type = weights.type = MHA_TYPE_INT8;
+    if (in.Boolean()) matrix.offsets = zeros;
+    if (config.format.scale_type == MHA_TYPE_INT8) {
+      matrix.block_scales = zeros;
+      if (matrix.offsets) matrix.block_offsets = zeros;
+    }
+  }
+  linear.w = weights.w_q = weights.w_k = weights.w_v = matrix;
+  linear.w.bias = numbers;
+  if (in.Boolean()) weights.w_o = matrix;
   const bool is_linear = in.OneIn(4);
   size_t bytes = 0;
   const mha_status sized = is_linear

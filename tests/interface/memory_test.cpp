@@ -15,6 +15,7 @@
 
 #include "interface/calls.h"
 #include "support/choice.h"
+#include "support/given_weights.h"
 #include "support/instruction_sets.h"
 #include "support/packed_sequences.h"
 #include "support/recording_allocator.h"
@@ -963,13 +964,22 @@ TEST_P(Stack, CallsAndPackingNeedAtMostWhatTheHeaderStates) {
               kMostStack);
     EXPECT_EQ(status, MHA_OK) << error.message;
   };
-  for (const WeightFormat &format : kWeightFormats) {
+  Random random(3);
+  std::vector<WeightFormat> formats(std::begin(kWeightFormats), std::end(kWeightFormats));
+  formats.insert(formats.end(), std::begin(kGroupFormats), std::end(kGroupFormats));
+  for (const WeightFormat &format : formats) {
     SCOPED_TRACE(format.name);
     LayerProblem sizes = SquareSizes(300, 3, 3, 100);
     sizes.is_causal = true;
+    sizes.arithmetic = format.arithmetic;
+    const bool is_given =
+        &format - formats.data() >= static_cast<int64_t>(std::size(kWeightFormats));
     LayerData layer_data(NormalLayer(sizes));
+    if (is_given)
+      layer_data = GivenAs(InGroups(&random, NormalLayer(sizes), format.stored, 16, 15,
+                                    IsOfIntegers(format) ? MHA_TYPE_INT8 : MHA_TYPE_F16),
+                           MHA_LAYOUT_OUT_IN, false, 0);
     layer_data.config.format.type = static_cast<uint32_t>(format.stored);
-    layer_data.config.format.arithmetic = static_cast<uint32_t>(format.arithmetic);
     Memory packed(layer_data.PackSize(), Place::kBeforeGuard, 64);
     mha_error error;
     mha_status status = MHA_OK;

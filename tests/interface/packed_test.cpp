@@ -461,10 +461,12 @@ struct Packed {
 };
 std::vector<Packed> AllKinds() {
   std::vector<Packed> all;
-  const auto add = [&](const WeightFormat &format, mha_sgemm sgemm = nullptr) {
+  const auto add = [&](const WeightFormat &format, mha_sgemm sgemm = nullptr,
+                       uint32_t scale_type = 0) {
     mha_layer_config config = Config({6, 5, 7, 9, 4, 2, 3, 8});
     config.format.type = static_cast<uint32_t>(format.stored);
     config.format.group_size = static_cast<uint32_t>(format.group);
+    config.format.scale_type = scale_type;
     config.format.arithmetic = static_cast<uint32_t>(format.arithmetic);
     all.push_back({format.name, config, true, sgemm});
     mha_layer_config linear = Config({70, 0, 0, 5, 0, 0, 0, 0});
@@ -475,6 +477,9 @@ std::vector<Packed> AllKinds() {
   add({Stored::kF32, Arithmetic::kF32, "sgemm"}, PlainSgemm);
   add({Stored::kInt8, Arithmetic::kF32, "int8 by 16", 16});
   add({Stored::kInt4, Arithmetic::kInt8, "int4 by 64 in int8", 64});
+  add({Stored::kInt5, Arithmetic::kInt16, "int5 by 32", 32});
+  add({Stored::kInt6, Arithmetic::kInt8, "int6 by 16, scales in blocks", 16}, nullptr,
+      MHA_TYPE_INT8);
   all.push_back({"one width, without W_O", Config({8, 0, 0, 0, 2, 0, 4, 0}), false, nullptr});
   all.push_back({"one width, sgemm", Config({8, 0, 0, 0, 2, 0, 4, 0}), true, PlainSgemm});
   all.push_back({"gate", Config({8, 0, 0, 0, 2, 0, 4, 0}), true, nullptr});
@@ -601,17 +606,24 @@ class MadeUpHeader : public testing::Test {
       data_.weights.w_k.data = data_.weights.w_v.data = numbers;
     if (config.gate != MHA_FUNCTION_NONE) data_.weights.w_g.data = numbers;
     if (has_output) data_.weights.w_o.data = numbers;
+    SetGroups(0);
   }
-  // Floats have no offsets, and no scales of f16.
+  // Floats have no offsets, and no scales but floats.
   void SetGroups(uint32_t offsets) {
-    if (offsets == 0 && data_.config.format.scale_type != MHA_TYPE_F16) return;
-    static const float number = 0;
+    const mha_weight_format &format = data_.config.format;
+    if (offsets == 0 && format.scale_type <= MHA_TYPE_F32 && format.type < MHA_TYPE_INT5) return;
+    static const float zeros[4096] = {};
+    const bool are_in_blocks = format.scale_type == MHA_TYPE_INT8;
     mha_layer_weights &w = data_.weights;
-    w.type = data_.config.format.type;
+    w.type = format.type < MHA_TYPE_INT5 ? format.type : MHA_TYPE_INT8;
     w.layout = MHA_LAYOUT_OUT_IN;
     for (mha_matrix *matrix : {&w.w_q, &w.w_g, &w.w_k, &w.w_v, &w.w_o}) {
-      if (matrix->data) matrix->scales = &number;
-      if (offsets & 1) matrix->offsets = &number;
+      if (matrix->data) {
+        matrix->data = matrix->scales = zeros;
+        matrix->offsets = offsets & 1 ? zeros : nullptr;
+        matrix->block_scales = are_in_blocks ? zeros : nullptr;
+        matrix->block_offsets = are_in_blocks && offsets & 1 ? zeros : nullptr;
+      }
       offsets >>= 1;
     }
   }
@@ -673,7 +685,7 @@ TEST_F(MadeUpHeader, OfAnotherFormatIsNamed) {
 
 TEST_F(MadeUpHeader, UnknownKindIsRefused) {
   for (const Packed &kind : AllKinds()) {
-    for (const int64_t number : {0, 10}) {
+    for (const int64_t number : {0, 12}) {
       ASSERT_NO_FATAL_FAILURE(Begin(kind));
       Set(kFields[4], number);
       EXPECT_EQ(ViewIt(), MHA_ERROR_PACKED_FORMAT) << kind.name;
