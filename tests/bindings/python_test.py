@@ -2724,7 +2724,10 @@ class Mha(unittest.TestCase):
         offsets = {"w_q": floats(24)}
         refused(ValueError, "no offsets of 'w_x'; the matrices are w_q", layer, offsets={"w_x": x})
         refused(ValueError, r"offsets\['w_q'\] is .*24, 2", layer, offsets=offsets, group_size=16)
+        factors = {"w_o": floats(width, 2)}
+        refused(ValueError, r"block_scales\['w_o'\] is .*24, 1", layer, block_scales=factors)
         refused(ValueError, "scale_type is 'bf16'; .* 'f32', 'f16'", layer, scale_type="bf16")
+        refused(ValueError, "^type is 'int5'; .* 'int8', 'int4'$", layer, type="int5")
         refused(ValueError, "bytes is -1; it must be at least 0", mha.aligned, -1)
         # An integer that the library's types do not hold would become another one, and memory be
         # written behind an array of the first.

@@ -30,7 +30,7 @@ from ._structs import (
     _set_field,
     cache_kinds,
     cache_values,
-    types,
+    given_types,
 )
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def _config(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         head_dim_v=head_dim_v,
-        k_type=_named(types, k_type, "k_type"),
-        v_type=0 if v_type is None else _named(types, v_type, "v_type"),
+        k_type=_named(given_types, k_type, "k_type"),
+        v_type=0 if v_type is None else _named(given_types, v_type, "v_type"),
         kind=_named(cache_kinds, kind, "kind"),
         value_place=_named(cache_values, value_place, "value_place"),
         block_positions=block_positions,
@@ -310,7 +310,7 @@ def _shape(cache):
     config = _new(_CacheConfig)
     _call("mha_kv_cache_shape", cache, config)
     return _arrays._named_fields(
-        config, k_type=types, v_type=types, kind=cache_kinds, value_place=cache_values
+        config, k_type=given_types, v_type=given_types, kind=cache_kinds, value_place=cache_values
     )
 
 

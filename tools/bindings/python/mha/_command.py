@@ -11,7 +11,7 @@ import textwrap
 from . import _config, _gguf, _packed, _safetensors, formats
 from ._layer import Layer, pack, verify
 from ._library import Error, contract, instruction_sets, version
-from ._structs import arithmetics, types
+from ._structs import arithmetics, given_types
 from ._weights import weight_type_of
 
 # Some of them from the package gguf, of damaged files.
@@ -197,7 +197,7 @@ def _parser():
     )
     add(
         "--weight-type",
-        choices=list(types),
+        choices=list(given_types),
         help="weights of the packed layer (default: f32; from .gguf as the file has them; with"
         " --arithmetic bf16 bf16, but files of f16 need --weight-type)",
     )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from ._structs import types
+from ._structs import given_types
 
 _T = TypeVar("_T")
 
@@ -125,16 +125,23 @@ class Shared:
         groups, (out, ceil(in / group_size)).
     offsets : mapping from str to ndarray of float32
         Offsets in the shape of scales in groups: a weight is code * scale + offset.
-    weight_type : {types}
+    block_scales, block_offsets : mapping from str to ndarray of float32
+        With ``scale_type="int8"``, factors of `scales` and `offsets`, each of 256 inputs of an
+        output: (out, ceil(in / 256)).
+    weight_type : {"f32", "f16", "bf16", "int8", "int4", "int5", "int6"}
         How the weights are stored. Matrices of floats are converted; int8 and int4 need the same
-        type. None is "bf16" in bf16 arithmetic, where matrices of f16 are an error, else "f32".
+        type. "int5" and "int6" take int8 matrices in groups, with codes from -16 to 15 and -32 to
+        31, or with offsets from 0 to 31 and 63, and need integer arithmetic. None is "bf16" in bf16
+        arithmetic, where matrices of f16 are an error, else "f32".
     group_size : {0, 16, 32, 64, 128}
         Number of inputs of an output that share a scale; 0 is all for int8, and 32 for int4.
-    scale_type : {"f32", "f16"}
-        How scales and offsets are stored; "f16" must hold them exactly.
+    scale_type : {"f32", "f16", "int8"}
+        How scales and offsets of groups are stored. "f16" must hold them exactly. "int8", for
+        integer arithmetic, takes integers from -128 to 127, and stores their factors as f16, which
+        must hold these exactly.
     arithmetic : {"f32", "int8", "int16", "bf16"}
-        What projections compute in. Integers need a `weight_type` of int8 or int4. bf16
-        rounds input rows to bf16, too, and needs a `weight_type` of bf16.
+        What projections compute in. Integers need a `weight_type` of integers. bf16 rounds
+        input rows to bf16, too, and needs a `weight_type` of bf16.
     gate : {"none", "sigmoid", "softplus"}
         Function of x @ w_g + b_g by which the context is multiplied before `w_o`.
     gate_in_w_q : bool
@@ -176,7 +183,7 @@ def _entries(section):
     }
 
 
-_types = "{" + ", ".join(f'"{name}"' for name in types) + "}"
+_types = "{" + ", ".join(f'"{name}"' for name in given_types) + "}"
 _shared = _entries(inspect.cleandoc(Shared.__doc__ or ""))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -68,7 +68,7 @@ from ._structs import (
     scale_types,
     types,
 )
-from ._weights import _describe_layer
+from ._weights import _describe_layer, scale_fields
 from ._weights import _keywords as _layer_keywords
 
 if TYPE_CHECKING:
@@ -415,6 +415,8 @@ class Linear(_NotCopied):
         Scales of an int8 or int4 matrix.
     offsets : ndarray of float32, shape of `scales` in groups
         Offsets: a weight is code * scale + offset.
+    block_scales, block_offsets : ndarray of float32, shape (out_features, ceil(in_features / 256))
+        With ``scale_type="int8"``, factors of `scales` and `offsets`.
 
     Attributes
     ----------
@@ -444,6 +446,8 @@ class Linear(_NotCopied):
         layout: str = "out_in",
         scales: Array | None = None,
         offsets: Array | None = None,
+        block_scales: Array | None = None,
+        block_offsets: Array | None = None,
         **how: Unpack[How],
     ) -> None:
         _named(layouts, layout, "layout"), _check(w, "w"), b is None or _check(b, "b")
@@ -454,6 +458,8 @@ class Linear(_NotCopied):
         )
         if inputs is None:
             inputs = stored * (2 if how.get("type") == "int4" else 1)
+        given = zip(scale_fields, (scales, offsets, block_scales, block_offsets))
+        of_codes: Any = {name: {"w_o": array} for name, array in given if array is not None}
         self.layer = Layer(
             _number(inputs, "inputs"),
             0,
@@ -461,8 +467,7 @@ class Linear(_NotCopied):
             w_o=w,
             b_o=b,
             layout=layout,
-            scales=None if scales is None else {"w_o": scales},
-            offsets=None if offsets is None else {"w_o": offsets},
+            **of_codes,
             **how,
         )
 

@@ -272,12 +272,13 @@ def _family(prefix, names=None):
 
 
 types = _family("TYPE_")
-scale_types = _family("TYPE_", "f32 f16")
+given_types = _family("TYPE_", "f32 f16 bf16 int8 int4")  # the others are of packed weights
+scale_types = _family("TYPE_", "f32 f16 int8")
 layouts = _family("LAYOUT_")
 gates = _family("FUNCTION_", "none sigmoid softplus")
 activations = _family("FUNCTION_", "none silu")
 arithmetics = _family("ARITHMETIC_")
-# The types of weights that an arithmetic multiplies, unless it takes all.
+# The types that weights of floats can get and an arithmetic multiplies, unless it takes all.
 multiplied = {"int8": ("int8", "int4"), "int16": ("int8", "int4"), "bf16": ("bf16",)}
 score_columns = _family("COLUMNS_")
 score_segments = _family("SEGMENTS_")

@@ -86,6 +86,8 @@ class Weights(TypedDict, total=False):
     type: str | None
     scales: Mapping[str, np.ndarray] | None
     offsets: Mapping[str, np.ndarray] | None
+    block_scales: Mapping[str, np.ndarray] | None
+    block_offsets: Mapping[str, np.ndarray] | None
     weight_type: str | None
     group_size: int
     scale_type: str

@@ -21,12 +21,15 @@ from ._structs import (
     _Weights,
     arithmetics,
     gates,
+    given_types,
     layouts,
     scale_types,
     types,
 )
 
 _type = type  # a parameter has its name
+# What mha_matrix has beside codes, each a keyword.
+scale_fields = "scales", "offsets", "block_scales", "block_offsets"
 
 
 class _Functions(NamedTuple):
@@ -59,6 +62,8 @@ def _describe_layer(
     type=None,
     scales=None,
     offsets=None,
+    block_scales=None,
+    block_offsets=None,
     weight_type=None,
     group_size=0,
     scale_type="f32",
@@ -102,7 +107,7 @@ def _describe_layer(
     weights = _new(
         _Weights,
         layout=_named(layouts, layout, "layout"),
-        type=_named(types, type, "type"),
+        type=_named(given_types, type, "type"),
         gate_place=_gate_in_w_q if _is_true(gate_in_w_q, "gate_in_w_q") else 0,
     )
     others = (
@@ -127,10 +132,8 @@ def _describe_layer(
     )
     if w_o is None and output_dim == dims["w_o"][0]:
         config.output_dim = 0  # a layer without W_O has this width by itself
-    scales, offsets = (
-        _by_matrix(given, name, matrices)
-        for given, name in ((scales, "scales"), (offsets, "offsets"))
-    )
+    given = (scales, offsets, block_scales, block_offsets)
+    of_codes = [(what, _by_matrix(one, what, matrices)) for what, one in zip(scale_fields, given)]
     biases = {"w_q": b_q, "w_k": b_k, "w_v": b_v, "w_qkv": b_qkv, "w_o": b_o, "w_g": b_g}
     for name, matrix in matrices.items():
         depth, width = dims.get(name, (0, 0))
@@ -145,11 +148,11 @@ def _describe_layer(
             [stride] = _strides(matrix, name)
             made.data, made.row_stride = matrix, stride * (2 if type == "int4" else 1)
         group = group_size or (32 if type == "int4" else 0)
-        extents = (width, -(-depth // group)) if group else (width,)
-        made.scales, made.offsets = (
-            _contiguous(given.get(name), f"{what}[{name!r}]", [np.float32], extents)
-            for given, what in ((scales, "scales"), (offsets, "offsets"))
-        )
+        for what, given in of_codes:
+            size = 256 if what.startswith("block") else group
+            extents = (width, -(-depth // size)) if size else (width,)
+            array = _contiguous(given.get(name), f"{what}[{name!r}]", [np.float32], extents)
+            setattr(made, what, array)
         setattr(weights, name, made)
     if not is_linear:
         return _of_layers, (config, weights)

@@ -439,8 +439,8 @@ class KvCache(DynamicCache):
     max_length : int
         The most positions of each sequence.
     type : str or tuple of str
-        Type of the stored keys and values, one of `mha.types` but "int4", or a pair of types, of
-        which the second may be "int4", too.
+        Type of the stored keys and values, "f32", "f16", "bf16" or "int8", or a pair of types,
+        of which the second may be "int4", too.
 
     Examples
     --------

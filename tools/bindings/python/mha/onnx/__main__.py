@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from .._structs import arithmetics, multiplied, types
+from .._structs import arithmetics, given_types, multiplied
 
 
 def main(arguments=None):
@@ -37,7 +37,7 @@ def main(arguments=None):
     command.add_argument(
         "--weight-type",
         default="f32",
-        choices=list(types),
+        choices=list(given_types),
         help=(
             "the type in which sessions store the weights of replaced projections; fewer bits cost"
             " accuracy (default: f32)"
@@ -54,7 +54,7 @@ def main(arguments=None):
     )
     arguments = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which removes what is half written
-    needed = multiplied.get(arguments.arithmetic, types)
+    needed = multiplied.get(arguments.arithmetic, given_types)
     if arguments.weight_type not in needed:
         command.error(
             f"--arithmetic {arguments.arithmetic} needs --weight-type {' or '.join(needed)}"

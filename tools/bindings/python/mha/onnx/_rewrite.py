@@ -12,7 +12,7 @@ import onnx.checker
 import onnx.external_data_helper
 from onnx import TensorProto, helper
 
-from .._structs import arithmetics, multiplied, types
+from .._structs import arithmetics, given_types, multiplied
 from ._files import inlined, is_large
 from ._find import Finder, Left, is_named
 from ._graph import Graph
@@ -59,12 +59,12 @@ def rewrite(
     """The model, with mha's operators instead of its attention, and what became of each. A
     ModelProto is changed in place, unless it has functions."""
     for name, given, choices in (
-        ("weight_type", weight_type, types),
+        ("weight_type", weight_type, given_types),
         ("arithmetic", arithmetic, arithmetics),
     ):
         if given not in choices:
             raise ValueError(f"{name} is {given!r}; it must be one of {', '.join(choices)}")
-    if weight_type not in multiplied.get(arithmetic, types):
+    if weight_type not in multiplied.get(arithmetic, given_types):
         raise ValueError(
             f"arithmetic is {arithmetic}, and weight_type is {weight_type}; it multiplies weights"
             f" of {' or '.join(multiplied[arithmetic])}"
