@@ -81,14 +81,23 @@ def random_blocks(name, rows, columns, largest=None):
     return data.reshape(rows, -1)
 
 
+def of_codes(m):
+    """Scales and offsets of a Grouped, for each of its codes, as real numbers."""
+    inputs = m.codes.shape[1]
+
+    def wide(a, size):
+        return np.repeat(np.float64(a), size, axis=1)[:, :inputs]
+
+    return [
+        0 if a is None else wide(a, m.group_size or inputs) * (1 if f is None else wide(f, 256))
+        for a, f in zip(m[1:3], m[5:])
+    ]
+
+
 def numbers(m):
     """[out, in] of a Grouped as real numbers."""
-    group = m.group_size or m.codes.shape[1]
-    wide = [
-        np.repeat(np.float64(a), group, axis=1)[:, : m.codes.shape[1]] if a is not None else 0
-        for a in m[1:3]
-    ]
-    return m.codes * wide[0] + wide[1]
+    scales, offsets = of_codes(m)
+    return m.codes * scales + offsets
 
 
 def packed(codes, bits, order=None):
@@ -129,8 +138,11 @@ class Formats(unittest.TestCase):
                 )
                 self.assertEqual(
                     (imported.bits, imported.group_size),
-                    (4 if name.startswith("Q4") else 8, 16 if name == "Q6_K" else 32),
+                    (int(name[1]), 16 if name == "Q6_K" else 32),
                 )
+                factors = [None if a is None else a.shape for a in imported[5:]]
+                shapes = [(16, 2) if name.endswith("K") else None] * 2
+                self.assertEqual(factors, shapes if name != "Q6_K" else [(16, 2), None])
                 data.reshape(-1, size)[3, halves[-1] : halves[-1] + 2] = 0x00, 0x7C
                 self.refused(
                     r"(scales|offsets)\[\d+, \d+\] is (inf|-inf|nan), which is no finite float32",
@@ -329,30 +341,30 @@ class Formats(unittest.TestCase):
             self.refused(sentence, mha.formats.from_compressed_tensors, {**tensors, name: value})
 
     def test_a_layer_has_one_format(self):
-        for names in (
-            ("Q4_0", "Q4_0"),
-            ("Q4_0", "Q4_1"),
-            ("Q4_K", "Q6_K"),
-            ("Q8_0", "Q4_0"),
-            ("Q5_K", "Q8_0"),
+        for names, arithmetic, *format in (
+            ("Q4_0 Q4_0", "f32", "int4", "int4", 32, "f16"),
+            ("Q4_0 Q4_1", "int8", "int4", "int4", 32, "f16"),
+            ("Q4_K Q4_0", "int8", "int4", "int4", 32, "f32"),
+            ("Q4_K Q6_K", "f32", "int8", "int8", 16, "f32"),
+            ("Q4_K Q6_K", "int8", "int8", "int6", 16, "int8"),
+            ("Q4_K Q5_K", "int16", "int8", "int5", 32, "int8"),
+            ("Q8_0 Q4_0", "int8", "int8", "int8", 32, "f16"),
+            ("Q5_0 Q4_1", "f32", "int8", "int8", 32, "f16"),
+            ("Q5_0 Q4_1", "int8", "int8", "int5", 32, "f16"),
+            ("Q5_K Q8_0", "f32", "int8", "int8", 32, "f32"),
+            ("Q5_K Q5_1", "int8", "int8", "int5", 32, "f32"),
         ):
-            matrices = [mha.formats.from_gguf(random_blocks(name, 4, 256), name) for name in names]
-            together = mha.formats._common(matrices)
+            matrices = [
+                mha.formats.from_gguf(random_blocks(name, 4, 512), name) for name in names.split()
+            ]
+            together = mha.formats._common(matrices, arithmetic != "f32")
             for before, after in zip(matrices, together):
                 np.testing.assert_array_equal(numbers(after), numbers(before))
-            self.assertEqual(len({(m.bits, m.group_size) for m in together}), 1)
-            given = mha.formats.arguments(w_q=matrices[0], w_o=matrices[1])
-            self.assertEqual(
-                (given["type"], given["group_size"]),
-                (
-                    "int4" if names[0][:2] == names[1][:2] == "Q4" else "int8",
-                    16 if "Q6_K" in names else 32,
-                ),
-            )
-            self.assertEqual(
-                (given["scale_type"], sorted(given["scales"])),
-                ("f32" if "K" in "".join(names) else "f16", ["w_o", "w_q"]),
-            )
+            given = mha.formats.arguments(w_q=matrices[0], w_o=matrices[1], arithmetic=arithmetic)
+            self.assertEqual(given.pop("arithmetic", "f32"), arithmetic)
+            names = "type", "weight_type", "group_size", "scale_type"
+            self.assertEqual([given[name] for name in names], format)
+            self.assertEqual(sorted(given["scales"]), ["w_o", "w_q"])
         row = mha.formats.from_compressed_tensors(
             {"weight": np.int8([[1] * 40, [-128] * 40]), "weight_scale": np.float16([[1], [2]])},
             bits=8,
@@ -366,7 +378,7 @@ class Formats(unittest.TestCase):
             checkpoint_format="gptq_v2",
         )
         matrices = [row, short, mha.formats.from_gguf(random_blocks("Q8_0", 2, 64), "Q8_0")]
-        for before, after in zip(matrices, mha.formats._common(matrices)):
+        for before, after in zip(matrices, mha.formats._common(matrices, False)):
             np.testing.assert_array_equal(numbers(after), numbers(before))
             self.assertEqual(after.scales.shape[1], -(-after.codes.shape[1] // 32))
 
@@ -377,16 +389,12 @@ class Formats(unittest.TestCase):
         outputs, inputs = matrix.shape
         x = random.standard_normal((rows, inputs)).astype(np.float32)
         b = random.standard_normal(outputs).astype(np.float32)
-        group = m.group_size or inputs
-        parts = [
-            0 if a is None else np.abs(np.repeat(np.float64(a), group, axis=1)[:, :inputs])
-            for a in m[1:3]
-        ]
-        # int4's codes are moved by 8.
-        magnitude = (np.abs(np.float64(m.codes)) + 8 * (m.offsets is not None)) * parts[0] + parts[
-            1
-        ]
+        group, (scales, offsets) = m.group_size or inputs, map(np.abs, of_codes(m))
         for arithmetic, steps in (("f32", 0), ("int8", 127), ("int16", 32767)):
+            # Codes of fewer bits than 8 are moved to both sides of 0.
+            has_moved = m.offsets is not None and (m.bits == 4 or m.bits < 8 and steps > 0)
+            moved_by = 2 ** (m.bits - 1) if has_moved else 0
+            magnitude = (np.abs(np.float64(m.codes)) + moved_by) * scales + offsets
             largest = np.abs(np.pad(x, [(0, 0), (0, -inputs % 64)]).reshape(rows, -1, 64)).max(
                 axis=2
             )
@@ -408,10 +416,27 @@ class Formats(unittest.TestCase):
             )
 
     def test_products(self):
+        # Bits of a weight, as src/docs/storage_types.md has them.
+        of_floats = dict(zip(blocks, (4.5, 5, 8.5, 9, 8.5, 6, 10, 10)))
+        of_integers = dict(zip(blocks, (4.5, 5, 5.5, 6, 8.5, 4.625, 5.625, 6.5625)))
         for name in blocks:
             with self.subTest(name):
-                data = random_blocks(name, 40, 768, 0.01)
-                self.assert_within_bound(mha.formats.from_gguf(data, name), dequantised(data, name))
+                data = random_blocks(name, 192, 768, 0.01)
+                m = mha.formats.from_gguf(data, name)
+                self.assert_within_bound(m, dequantised(data, name))
+                x = random.standard_normal((3, 768)).astype(np.float32)
+                given = mha.formats.arguments(w_o=m)
+                for arithmetic, bits in (("f32", of_floats), ("int8", of_integers)):
+                    own = mha.formats.arguments(arithmetic=arithmetic, w_o=m)
+                    own = mha.pack(768, 0, output_dim=192, **own)
+                    self.assertTrue(0 < 8 * own.size / (192 * 768) - bits[name] < 0.06)
+                    linear = m.linear(arithmetic=arithmetic)
+                    self.assertEqual(linear.layer.shape, mha.Layer.view(own).shape)
+                    if arithmetic == "f32" or name in ("Q5_1", "Q5_K"):
+                        continue
+                    # Scales as floats are the same numbers, and these codes have the same middle.
+                    floats = mha.pack(768, 0, output_dim=192, **{**given, "arithmetic": arithmetic})
+                    np.testing.assert_array_equal(linear(x), mha.Linear.view(floats)(x))
         for inputs, group, zero in ((256, 128, None), (96, 32, 8), (200, 200, None)):
             codes, zeros, scales, matrix = self.quantised(inputs, 24, group, 4, zero, 0x2000)
             order = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -600,16 +625,15 @@ class Packing(unittest.TestCase):
             ("Q8_0", "; int8 in groups of 32"),
             ("Q4_K Q4_K Q6_K Q4_K", "; int8 in groups of 16"),
             ("Q4_K Q4_0 Q4_1 Q4_K", "; int4 in groups of 32"),
+            ("Q5_K Q5_K Q6_K Q5_K", "; int8 in groups of 16"),
         ):
             with self.subTest(kinds):
                 matrices = self.write(kinds=kinds)
                 self.assertIn(told, self.pack())
                 self.assert_close(self.run_packed(), self.expected(matrices))
-        self.pack("--arithmetic", "int16")
-        self.assertEqual(
-            mha.Layer.view(np.memmap(self.folder / "layer.mha", mode="r")).shape["arithmetic"],
-            "int16",
-        )
+        self.assertIn("; int6 in groups of 16", self.pack("--arithmetic", "int16"))
+        shape = mha.Layer.view(np.memmap(self.folder / "layer.mha", mode="r")).shape
+        self.assertEqual((shape["arithmetic"], shape["scale_type"]), ("int16", "int8"))
 
     def test_llamas_rows_are_those_of_the_original(self):
         """The same bytes as of the .safetensors file that the model came from, whose halves gguf's

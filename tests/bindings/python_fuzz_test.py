@@ -22,6 +22,7 @@ arguments = python_support.parser(__doc__).parse_args()
 python_support.need(["numpy"], arguments)
 
 import mha
+import mha.formats
 import numpy as np
 
 rounds = float(os.environ.get("MHA_TEST_ROUNDS", 1))
@@ -63,8 +64,17 @@ def damaged(buffer, changes, cuts):
 class Buffers(unittest.TestCase):
     def test_packed_layers(self):
         x = floats(2, 3, 8)
-        for how in {}, {"weight_type": "int8", "arithmetic": "int16"}, {"weight_type": "int4"}:
-            packed = mha.pack(8, 2, w_qkv=floats(8, 24), b_qkv=floats(24), w_o=floats(8, 8), **how)
+        given = {"w_qkv": floats(8, 24), "b_qkv": floats(24), "w_o": floats(8, 8)}
+        one = np.ones((24, 1), np.float32)
+        codes = mha.formats.Grouped(np.ones((24, 8), np.int8), one, one, 16, 6, one, one)
+        in_blocks = mha.formats.arguments(arithmetic="int8", w_qkv=codes, w_o=codes.rows(range(8)))
+        for how in (
+            {},
+            {"weight_type": "int8", "arithmetic": "int16"},
+            {"weight_type": "int4"},
+            in_blocks,
+        ):
+            packed = mha.pack(8, 2, **{**given, **how})
             taken = 0
             for at, buffer in damaged(packed, 400, 150 * rounds):
                 with self.subTest(how=how, at=at, size=len(buffer)):
@@ -213,6 +223,7 @@ class Calls(unittest.TestCase):
         weights = dict(w_q=floats(8, 8), w_k=floats(8, 4), w_v=floats(8, 4), w_o=floats(8, 8))
         weights.update(b_q=floats(8), num_kv_heads=1, head_dim=4, layout="in_out", scales=None)
         weights.update(weight_type="f32", offsets=None, group_size=0, scale_type="f32")
+        weights.update(block_scales=None, block_offsets=None)
         layer, rope = mha.Layer(8, 2, **weights), mha.Rope.tables(4, 20)
         threads = mha.Scheduler(2, lambda count, task: [task(index) for index in range(count)])
         packed = guarded(mha.pack(8, 2, **weights), 64)

@@ -36,8 +36,9 @@ nn.MultiheadAttention and timm's vision transformers. Windows, norms of queries 
 softcap and scaled RoPE need a config.json. An unknown key in it is an error. From .gguf (pip
 install 'gguf>=0.16') it reads {", ".join(_gguf.architectures)}; llama includes Mistral.
 
-Quantised weights keep their numbers exactly; matrices of several types (Q4_K_M) share codes of 8
-bits that hold all of them. A packed file works on every machine of this byte order, whatever its
+Quantised weights keep their numbers exactly; matrices of several types (Q4_K_M) share codes that
+hold all of them. Codes of 5 and 6 bits and integer scales stay in integer arithmetic; in others,
+they become 8 bits and floats. A packed file works on every machine of this byte order, whatever its
 instruction sets. The call settings follow the layer as JSON: rotation, norms, sinks, window, causal
 or not. mha.open_layer reads both; in C, mha_layer_view takes the whole file and reads the layer.
 
@@ -108,7 +109,7 @@ def _weights(given, options, stored, default):
         )
     if weight_type:
         raise ValueError("the weights are quantised already; leave --weight-type out")
-    return {**given, **formats.arguments(**matrices)}
+    return {**given, **formats.arguments(arithmetic=options.arithmetic, **matrices)}
 
 
 def _pack(options):
@@ -136,7 +137,7 @@ def _pack(options):
             raise ValueError(f"--output: {options.output} is also read; name another file")
     try:
         arguments = _weights(given, options, stored, default)
-        packed = pack(**shape, **arguments, arithmetic=options.arithmetic)
+        packed = pack(**shape, **{**arguments, "arithmetic": options.arithmetic})
     except (Error, ValueError) as error:
         raise ValueError(f"{weights}: {error}") from None
     layer = Layer.view(packed)

@@ -4,7 +4,8 @@
 >>> blocks = np.zeros((32, 36), np.uint8)  # the data of a tensor of gguf.GGUFReader
 >>> linear = mha.formats.from_gguf(blocks, "Q4_0").linear()
 
-A weight is code * scale + offset, with a scale and an offset for each group of inputs of an output.
+A weight is code * scale + offset, with a scale and an offset for each group of inputs of an output;
+those of K-quants are integers times a factor for each 256 inputs.
 Each function returns a `Grouped`, and raises ValueError for what that cannot hold exactly, as real
 numbers. Matrices of files that have x W, [in, out], are transposed.
 """
@@ -18,6 +19,7 @@ import numpy as np
 
 from ._docs import documented
 from ._layer import Linear
+from ._weights import scale_fields
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,15 +43,18 @@ class Grouped(NamedTuple):
     Attributes
     ----------
     codes : ndarray of int8, shape (out, in)
-        Codes: of 8 bits, or of 4 bits from -8 to 7, with offsets from 0 to 15.
+        Codes: of 8 bits, or of 4 bits from -8 to 7, with offsets from 0 to 15; of 5 and 6 bits
+        likewise.
     scales : ndarray of float32, shape (out, ceil(in / group_size))
         Scales.
     offsets : ndarray of float32, shape of `scales`
         Offsets; None is none.
     group_size : int
         Inputs that share a scale; 0 is all.
-    bits : {4, 8}
+    bits : {4, 5, 6, 8}
         Bits of a code.
+    block_scales, block_offsets : ndarray of float32, shape (out, ceil(in / 256))
+        Factors of `scales` and `offsets`, which are integers from -128 to 127 then; None is 1.
     """
 
     codes: Array
@@ -57,6 +62,8 @@ class Grouped(NamedTuple):
     offsets: Array | None
     group_size: int
     bits: int
+    block_scales: Array | None = None
+    block_offsets: Array | None = None
 
     @property
     def w(self) -> Array:
@@ -64,7 +71,7 @@ class Grouped(NamedTuple):
 
         Codes of 4 bits are two numbers in a byte, the first one low.
         """
-        if self.bits == 8:
+        if self.bits != 4:
             return self.codes
         stored = np.zeros((len(self.codes), -(-self.codes.shape[1] // 2) * 2), np.uint8)
         stored[:, : self.codes.shape[1]] = self.codes + (8 if self.offsets is None else 0)
@@ -72,7 +79,7 @@ class Grouped(NamedTuple):
 
     @documented({"arithmetic": "f32", "instruction_set": "auto"})
     def linear(self, b: Array | None = None, **how: Unpack[How]) -> Linear:
-        """Make a linear layer, which keeps the codes, scales and offsets as they are.
+        """Make a linear layer, which keeps the codes, scales and offsets, as numbers.
 
         Parameters
         ----------
@@ -84,17 +91,9 @@ class Grouped(NamedTuple):
         mha.Linear
             The layer.
         """
-        given = arguments(w=self)
-        scales, offsets = (given.pop(name).get("w") for name in ("scales", "offsets"))
-        return Linear(
-            given.pop("w"),
-            b,
-            inputs=self.codes.shape[1],
-            scales=scales,
-            offsets=offsets,
-            **given,
-            **how,
-        )
+        given = arguments(arithmetic=how.pop("arithmetic", "f32"), w=self)
+        given.update({name: given[name].get("w") for name in scale_fields})
+        return Linear(given.pop("w"), b, inputs=self.codes.shape[1], **given, **how)
 
     def rows(self, chosen: Any) -> Grouped:
         """Select outputs.
@@ -109,12 +108,8 @@ class Grouped(NamedTuple):
         Grouped
             The matrix with these rows.
         """
-        return Grouped(
-            self.codes[chosen],
-            self.scales[chosen],
-            None if self.offsets is None else self.offsets[chosen],
-            *self[3:],
-        )
+        parts: Any = (part[chosen] if isinstance(part, np.ndarray) else part for part in self)
+        return Grouped(*parts)
 
 
 def from_gguf(data: Array, tensor_type: str) -> Grouped:
@@ -125,7 +120,7 @@ def from_gguf(data: Array, tensor_type: str) -> Grouped:
     data : ndarray of uint8, shape (out, bytes of a row)
         The data of a tensor of gguf.GGUFReader.
     tensor_type : {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}
-        The name of its type. Q5 and Q6 become codes of 8 bits.
+        The name of its type.
 
     Returns
     -------
@@ -141,11 +136,10 @@ def from_gguf(data: Array, tensor_type: str) -> Grouped:
             " each block"
         )
     with np.errstate(invalid="ignore"):
-        group, bits, codes, scales, offsets = decode(np.ascontiguousarray(data).reshape(-1, size))
-    rows = [
-        None if part is None else part.reshape(len(data), -1) for part in (codes, scales, offsets)
-    ]
-    return _grouped(rows[0], rows[1], rows[2], group, bits)
+        group, bits, *parts = decode(np.ascontiguousarray(data).reshape(-1, size))
+    rows = (None if part is None else part.reshape(len(data), -1) for part in parts)
+    codes, scales, offsets, *factors = rows
+    return _grouped(codes, scales, offsets, group, bits, *factors)
 
 
 def from_awq(qweight: Array, qzeros: Array, scales: Array) -> Grouped:
@@ -301,12 +295,14 @@ def from_compressed_tensors(tensors: Mapping[str, Array], *, bits: int = 4) -> G
     return _with_zeros(codes, zeros, scales, bits, tensors.get("weight_g_idx"))
 
 
-def arguments(**matrices: Grouped) -> dict[str, Any]:
+@documented()
+def arguments(*, arithmetic: str = "f32", **matrices: Grouped) -> dict[str, Any]:
     """Make the arguments of `mha.Layer` and `mha.pack` from a layer's matrices.
 
-    A layer has one format, so all are brought into one that holds each exactly: codes of 8 bits if
-    one has them, in the smallest groups. Scales and offsets are stored as f16 if that holds them
-    all.
+    A layer has one format, so all are brought into one that holds each exactly: codes of the most
+    bits, in the smallest groups. Scales and offsets are stored as integers if all have factors,
+    else as f16 if that holds them all. Only integer arithmetic has codes of 5 and 6 bits, which are
+    otherwise stored as 8, and integer scales.
 
     Parameters
     ----------
@@ -316,7 +312,7 @@ def arguments(**matrices: Grouped) -> dict[str, Any]:
     Returns
     -------
     dict from str to Any
-        Keywords.
+        Keywords; `arithmetic` is one of them unless it is "f32".
 
     Examples
     --------
@@ -324,46 +320,62 @@ def arguments(**matrices: Grouped) -> dict[str, Any]:
     >>> m = mha.formats.Grouped(codes, scales, None, group_size=32, bits=8)
     >>> layer = mha.Layer(32, 4, **mha.formats.arguments(w_q=m, w_k=m, w_v=m, w_o=m))
     """
-    made = dict(zip(matrices, _common(list(matrices.values()))))
+    made = dict(zip(matrices, _common(list(matrices.values()), arithmetic in ("int8", "int16"))))
     one = next(iter(made.values()))
-    scales = {
-        name: m.scales if m.group_size else np.ascontiguousarray(m.scales[:, 0])
-        for name, m in made.items()
+    given = {
+        field: {name: a for name, m in made.items() if (a := getattr(m, field)) is not None}
+        for field in scale_fields
     }
-    offsets = {name: m.offsets for name, m in made.items() if m.offsets is not None}
+    if not one.group_size:
+        given["scales"] = {name: np.ascontiguousarray(m.scales[:, 0]) for name, m in made.items()}
     with np.errstate(over="ignore"):
         is_f16 = one.group_size and all(
-            np.array_equal(a, a.astype(np.float16)) for a in (*scales.values(), *offsets.values())
+            np.array_equal(a, a.astype(np.float16)) for by in given.values() for a in by.values()
         )
-    type = f"int{one.bits}"
     return {
         **{name: m.w for name, m in made.items()},
-        "scales": scales,
-        "offsets": offsets,
+        **given,
         "group_size": one.group_size,
         "layout": "out_in",
-        "scale_type": "f16" if is_f16 else "f32",
-        "type": type,
-        "weight_type": type,
+        "scale_type": "int8" if given["block_scales"] else "f16" if is_f16 else "f32",
+        "type": "int4" if one.bits == 4 else "int8",
+        "weight_type": f"int{one.bits}",
+        **({} if arithmetic == "f32" else {"arithmetic": arithmetic}),
     }
 
 
 # ---- What files store
 
 
-def _common(matrices):
+def _common(matrices, has_integers):
+    """The matrices in one format, of integer arithmetic or not."""
     bits, group = max(m.bits for m in matrices), min(m.group_size or 128 for m in matrices)
     if all(m.group_size == 0 for m in matrices):
         return matrices
+    if not has_integers and bits > 4:
+        bits = 8
+    keeps_blocks = has_integers and all(
+        m.block_scales is not None and (m.offsets is None) == (m.block_offsets is None)
+        for m in matrices
+    )
+
+    def multiplied(m, name):
+        scales, factors = getattr(m, name), getattr(m, f"block_{name}")
+        if factors is None:
+            return scales
+        factors = np.repeat(np.float64(factors), 256 // m.group_size, axis=1)
+        return _exact(scales * factors[:, : scales.shape[1]], name)
 
     def regrouped(m):
+        factors = m[5:] if keeps_blocks else (None, None)
+        parts = m[1:3] if keeps_blocks else [multiplied(m, name) for name in scale_fields[:2]]
         inputs = m.codes.shape[1]
         times = (m.group_size or -(-inputs // group) * group) // group
         scales, offsets = (
             None if a is None else np.repeat(a, times, axis=1)[:, : -(-inputs // group)]
-            for a in m[1:3]
+            for a in parts
         )
-        return Grouped(m.codes, scales, offsets, group, bits)
+        return Grouped(m.codes, scales, offsets, group, bits, *factors)
 
     return [regrouped(m) for m in matrices]
 
@@ -386,19 +398,19 @@ def _bits_of_32(stored):
 
 
 def _scales_of_k(blocks):
-    """d * scale and -dmin * minimum of the 8 groups of Q4_K and Q5_K, whose 6 bits the first 4 have
-    together and the last 4 in two places."""
+    """Scales and minima of the groups of Q4_K and Q5_K, whose 6 bits the first 4 have together and
+    the last 4 in two places, and their factors d and -dmin."""
     low, middle, high = (blocks[:, at : at + 4] for at in (4, 8, 12))
     scales = np.concatenate([low & 63, high & 15 | low >> 6 << 4], axis=1)
     minima = np.concatenate([middle & 63, high >> 4 | middle >> 6 << 4], axis=1)
-    return _halves(blocks, 0) * scales, -_halves(blocks, 2) * minima
+    return scales, minima, _halves(blocks, 0), -_halves(blocks, 2)
 
 
 def _q5_k(blocks):
     high = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(
         len(blocks), 256
     ).astype(np.int8) << 4
-    return 32, 8, _nibbles(blocks[:, 48:], 32) + high, *_scales_of_k(blocks)
+    return 32, 5, _nibbles(blocks[:, 48:], 32) + high, *_scales_of_k(blocks)
 
 
 def _q6_k(blocks):
@@ -408,14 +420,15 @@ def _q6_k(blocks):
     )
     return (
         16,
-        8,
+        6,
         low + (high.reshape(len(blocks), 256).astype(np.int8) << 4) - np.int8(32),
-        _halves(blocks, 208) * blocks[:, 192:208].view(np.int8),
+        blocks[:, 192:208].view(np.int8),
         None,
+        _halves(blocks, 208),
     )
 
 
-# Bytes of a block, and its group size, bits, codes, scales and offsets.
+# Bytes of a block, and its group size, bits, codes, scales and offsets, and factors of these.
 _ggml = {
     "Q4_0": (18, lambda b: (32, 4, _nibbles(b[:, 2:], 16) - np.int8(8), _halves(b, 0), None)),
     "Q4_1": (20, lambda b: (32, 4, _nibbles(b[:, 4:], 16), _halves(b, 0), _halves(b, 2))),
@@ -423,7 +436,7 @@ _ggml = {
         22,
         lambda b: (
             32,
-            8,
+            5,
             _nibbles(b[:, 6:], 16) + _bits_of_32(b[:, 2:6]) - np.int8(16),
             _halves(b, 0),
             None,
@@ -433,7 +446,7 @@ _ggml = {
         24,
         lambda b: (
             32,
-            8,
+            5,
             _nibbles(b[:, 8:], 16) + _bits_of_32(b[:, 4:8]),
             _halves(b, 0),
             _halves(b, 2),
@@ -509,11 +522,11 @@ def _with_zeros(codes, zeros, scales, bits, g_idx=None):
     return _grouped(codes - base, scales, (base - zeros) * scales, group, bits)
 
 
-def _grouped(codes, scales, offsets, group, bits):
+def _grouped(codes, scales, offsets, group, bits, *factors):
     inputs = codes.shape[1]
-    scales, offsets = (
-        _exact(scales, "scales"),
-        None if offsets is None else _exact(offsets, "offsets"),
+    scales, offsets, *factors = (
+        None if part is None else _exact(part, name)
+        for name, part in zip(scale_fields, (scales, offsets, *factors))
     )
     if bits == 8 and offsets is None and scales.shape[1] == 1:
         return Grouped(np.ascontiguousarray(codes, np.int8), scales, None, 0, bits)
@@ -524,7 +537,7 @@ def _grouped(codes, scales, offsets, group, bits):
     scales, offsets = (
         None if a is None else np.repeat(a, times, axis=1)[:, :columns] for a in (scales, offsets)
     )
-    return Grouped(np.ascontiguousarray(codes, np.int8), scales, offsets, size, bits)
+    return Grouped(np.ascontiguousarray(codes, np.int8), scales, offsets, size, bits, *factors)
 
 
 def _exact(values, name):
