@@ -25,6 +25,8 @@ pub const MHA_TYPE_F16: u32 = 2;
 pub const MHA_TYPE_BF16: u32 = 3;
 pub const MHA_TYPE_INT8: u32 = 4;
 pub const MHA_TYPE_INT4: u32 = 5;
+pub const MHA_TYPE_INT5: u32 = 6;
+pub const MHA_TYPE_INT6: u32 = 7;
 pub const MHA_EMPTY: i64 = -9223372036854775808;
 pub const MHA_BROADCAST: i64 = -9223372036854775808;
 pub const MHA_LAYOUT_IN_OUT: u32 = 0;
@@ -166,6 +168,10 @@ pub struct mha_matrix {
     pub scales: *const f32,
     /// of codes in groups, of the shape of scales; NULL = none
     pub offsets: *const f32,
+    /// factors of scales: `[out, ceil(in / 256)]`; NULL = none
+    pub block_scales: *const f32,
+    /// factors of offsets, of the shape of block_scales; NULL = none
+    pub block_offsets: *const f32,
     /// elements from one row to the next; 0 = contiguous
     pub row_stride: i64,
 }
@@ -182,7 +188,7 @@ pub struct mha_weight_format {
     pub type_: u32,
     /// inputs that share a scale: 16, 32, 64, 128; 0 = all (INT8), 32 (INT4)
     pub group_size: u32,
-    /// of scales and offsets of groups: MHA_TYPE_F32 or F16; 0 = F32
+    /// of scales and offsets of groups: MHA_TYPE_F32, F16 or INT8; 0 = F32
     pub scale_type: u32,
     /// MHA_ARITHMETIC_* of the products; 0 = F32
     pub arithmetic: u32,
@@ -227,14 +233,14 @@ pub struct mha_layer_config {
 ///
 /// Biases of q, k and v may be fused (w_qkv.bias) or separate, whether or not the matrices are.
 /// F32, F16 and BF16 matrices are converted to format.type. INT8 and INT4 matrices come from a
-/// quantiser, need the same format.type, and are packed without change.
+/// quantiser, need the same format.type (INT8 also INT5 or INT6), and are packed without change.
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct mha_layer_weights {
     pub struct_size: usize,
     /// MHA_LAYOUT_* of all matrices; 0 = IN_OUT
     pub layout: u32,
-    /// MHA_TYPE_* of all matrices; 0 = F32
+    /// of all matrices: MHA_TYPE_F32, F16, BF16, INT8 or INT4; 0 = F32
     pub type_: u32,
     /// MHA_GATE_IN_W_G or IN_W_Q (mha_options.h); 0 = IN_W_G
     pub gate_place: u32,
@@ -466,7 +472,7 @@ pub struct mha_linear_weights {
     pub w: mha_matrix,
     /// MHA_LAYOUT_* of w; 0 = IN_OUT
     pub layout: u32,
-    /// MHA_TYPE_* of w; 0 = F32
+    /// of w: MHA_TYPE_F32, F16, BF16, INT8 or INT4; 0 = F32
     pub type_: u32,
     /// of the packed weights
     pub format: mha_weight_format,

@@ -53,10 +53,12 @@ pub struct LayerConfig {
     /// How the packed layer stores weights; [`Type::F32`] by default.
     pub weight_type: Type,
     /// How many inputs of an output share a scale: 16, 32, 64 or 128; 0 is all of them for
-    /// [`Type::Int8`], and 32 for [`Type::Int4`].
+    /// [`Type::Int8`], and 32 for [`Type::Int4`]. [`Type::Int5`] and [`Type::Int6`] need groups.
     pub group_size: usize,
-    /// How the packed layer stores scales and offsets of groups: [`Type::F32`], the default, or
-    /// [`Type::F16`], which must hold those of a quantiser exactly.
+    /// How the packed layer stores scales and offsets of groups: [`Type::F32`], the default,
+    /// [`Type::F16`], which must hold those of a quantiser exactly, or, in integer arithmetic,
+    /// [`Type::Int8`], which takes integers from -128 to 127 and
+    /// [`Matrix::block_scales`](crate::Matrix::block_scales).
     pub scale_type: Type,
     /// The arithmetic of the projections; [`Arithmetic::F32`] by default.
     pub arithmetic: Arithmetic,

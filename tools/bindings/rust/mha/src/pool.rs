@@ -146,7 +146,7 @@ fn halves(kind: Type) -> usize {
     match kind {
         Type::F32 => 8,
         Type::F16 | Type::Bf16 => 4,
-        Type::Int8 => 2,
+        Type::Int8 | Type::Int5 | Type::Int6 => 2, // no cache has the last two
         Type::Int4 => 1,
     }
 }

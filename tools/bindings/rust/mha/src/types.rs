@@ -49,6 +49,10 @@ numbered! {
         Int8 = MHA_TYPE_INT8,
         /// -8 to 7 times a scale; half a byte. Weights and cached values only.
         Int4 = MHA_TYPE_INT4,
+        /// -16 to 15 times a scale; 5 bits. Packed weights only, in integer arithmetic.
+        Int5 = MHA_TYPE_INT5,
+        /// -32 to 31 times a scale; 6 bits. Packed weights only, in integer arithmetic.
+        Int6 = MHA_TYPE_INT6,
     }
 
     /// The arithmetic of a layer's projections:
@@ -57,8 +61,8 @@ numbered! {
         /// Floats.
         F32 = MHA_ARITHMETIC_F32,
         /// Input rows become 8-bit integers with a scale for each 64 numbers, and their products
-        /// with the weights' codes are summed exactly. Needs weights of [`Type::Int8`] or
-        /// [`Type::Int4`].
+        /// with the weights' codes are summed exactly. Needs weights of [`Type::Int8`],
+        /// [`Type::Int6`], [`Type::Int5`] or [`Type::Int4`].
         Int8 = MHA_ARITHMETIC_INT8,
         /// The same with 16-bit integers, whose error is small beside that of the weights.
         Int16 = MHA_ARITHMETIC_INT16,

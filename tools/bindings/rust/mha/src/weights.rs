@@ -27,13 +27,22 @@ pub enum WeightLayout {
 /// # Examples
 ///
 /// ```
-/// use mha::{Layer, LayerConfig, Matrix, Type, Weights};
+/// use mha::{Arithmetic, Layer, LayerConfig, Matrix, Type, Weights, Workspace};
 ///
 /// // Codes of a quantiser, with a scale for each of the 12 output columns.
 /// let (codes, scales) = ([64; 4 * 12], [0.01; 12]);
 /// let weights = Weights::fused(Matrix::int8(&codes, &scales));
 /// let layer = Layer::new(&LayerConfig::new(4, 2).weight_type(Type::Int8), &weights)?;
 /// assert_eq!(layer.shape().weight_type, Type::Int8);
+///
+/// // A row of Q6_K of GGUF: codes of 6 bits in groups of 16, whose scales have a common factor.
+/// let (codes, scales) = ([-32; 256], [100.0; 16]);
+/// let w = Weights::linear(Matrix::int8(&codes, &scales).block_scales(&[0.01171875]));
+/// let mut config = LayerConfig::linear(256, 1).weight_type(Type::Int6).group_size(16);
+/// config = config.scale_type(Type::Int8).arithmetic(Arithmetic::Int8);
+/// let mut y = [0.0];
+/// Layer::new(&config, &w)?.linear(&[1.0; 256], &mut y).run(&mut Workspace::new())?;
+/// assert_eq!(y, [-9600.0]);
 /// # Ok::<(), mha::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy)]
@@ -41,6 +50,8 @@ pub struct Matrix<'a> {
     data: Elements<'a>,
     scales: Option<&'a [f32]>,
     offsets: Option<&'a [f32]>,
+    block_scales: Option<&'a [f32]>,
+    block_offsets: Option<&'a [f32]>,
     stride: usize,
 }
 
@@ -62,7 +73,8 @@ impl<'a> Matrix<'a> {
 
     /// Borrows codes of a quantiser and their scales, one for each output column, `[out]`, or for
     /// each group, `[out, groups]`; both are packed without change. Needs [`Type::Int8`] in
-    /// [`LayerConfig::weight_type`].
+    /// [`LayerConfig::weight_type`], or for codes -16 .. 15 in groups [`Type::Int5`] and for -32 ..
+    /// 31 [`Type::Int6`]; with offsets, these are 0 .. 31 and 0 .. 63.
     pub fn int8(codes: &'a [i8], scales: &'a [f32]) -> Self {
         Self { scales: Some(scales), ..Elements::Int8(codes).into() }
     }
@@ -82,12 +94,25 @@ impl<'a> Matrix<'a> {
         /// Sets the offsets of groups, `[out, groups]`: a weight is then code * scale + offset. By
         /// default, there are none.
         offsets(offsets: &'a [f32]) => offsets = Some(offsets);
+        /// Sets the factors of the scales, each for 256 inputs, `[out, ceil(in / 256)]`, with
+        /// [`Type::Int8`] in [`LayerConfig::scale_type`]. By default, there are none.
+        ///
+        /// # Errors
+        ///
+        /// Packing fails if f16 does not hold a factor exactly, or a scale is no integer from -128
+        /// to 127.
+        block_scales(factors: &'a [f32]) => block_scales = Some(factors);
+        /// Sets the factors of the offsets, as [`block_scales`](Self::block_scales) those of the
+        /// scales.
+        block_offsets(factors: &'a [f32]) => block_offsets = Some(factors);
     }
 }
 
 impl<'a, T: Into<Elements<'a>>> From<T> for Matrix<'a> {
     fn from(data: T) -> Self {
-        Self { data: data.into(), scales: None, offsets: None, stride: 0 }
+        let data = data.into();
+        let [scales, offsets, block_scales, block_offsets] = [None; 4];
+        Self { data, scales, offsets, block_scales, block_offsets, stride: 0 }
     }
 }
 
@@ -306,9 +331,15 @@ impl<'a> Weights<'a> {
         let strides = (matrix.stride != 0).then_some(Strides { batch: 0, row, head: 0 });
         check_lengths(name, matrix.data.len(), strides, &[outer, inner])?;
         let groups = ("groups", rows.1.div_ceil(or(group_size, default_group)));
-        for (part, numbers) in [("scales", matrix.scales), ("offsets", matrix.offsets)] {
+        let blocks = ("blocks", rows.1.div_ceil(256));
+        for (part, numbers, in_row) in [
+            ("scales", matrix.scales, groups),
+            ("offsets", matrix.offsets, groups),
+            ("block_scales", matrix.block_scales, blocks),
+            ("block_offsets", matrix.block_offsets, blocks),
+        ] {
             if let Some(numbers) = numbers {
-                check_exact(&format!("{name}.{part}"), numbers.len(), &[columns, groups])?;
+                check_exact(&format!("{name}.{part}"), numbers.len(), &[columns, in_row])?;
             }
         }
         Ok(())
@@ -321,6 +352,8 @@ fn raw_matrix(matrix: Option<&Matrix>, bias: Option<&[f32]>) -> sys::mha_matrix 
         bias: slice_ptr(bias),
         scales: slice_ptr(matrix.and_then(|matrix| matrix.scales)),
         offsets: slice_ptr(matrix.and_then(|matrix| matrix.offsets)),
+        block_scales: slice_ptr(matrix.and_then(|matrix| matrix.block_scales)),
+        block_offsets: slice_ptr(matrix.and_then(|matrix| matrix.block_offsets)),
         row_stride: matrix.map_or(0, |matrix| int(matrix.stride)),
     }
 }

@@ -1,9 +1,9 @@
 //! A slice of the wrong length is an error, with a sentence, and nothing is written.
 
 use mha::{
-    Attention, CacheConfig, ContextNorm, Elements, ErrorKind, Forward, Gate, KvCache, Layer,
-    LayerConfig, Matrix, Norm, Outputs, Rope, RopeConfig, ScoreColumns, ScoreOptions, Segments,
-    Strides, Type, WeightLayout, Weights, Workspace,
+    Arithmetic, Attention, CacheConfig, ContextNorm, Elements, ErrorKind, Forward, Gate, KvCache,
+    Layer, LayerConfig, Matrix, Norm, Outputs, Rope, RopeConfig, ScoreColumns, ScoreOptions,
+    Segments, Strides, Type, WeightLayout, Weights, Workspace,
 };
 
 use crate::support::{error_of, layer, numbers, Alone};
@@ -120,6 +120,20 @@ fn of_stored_weights() {
     let without =
         Weights::new(Elements::Int8(&codes), Elements::Int8(&codes), Elements::Int8(&codes));
     error_of(Layer::new(&config, &without), ErrorKind::NullPointer);
+
+    let config = LayerConfig::linear(300, 1).weight_type(Type::Int5).group_size(32);
+    let config = config.scale_type(Type::Int8).arithmetic(Arithmetic::Int8);
+    let codes = vec![-16i8; 300];
+    let factors = |scales, offsets| {
+        let matrix = Matrix::int8(&codes, &[1.0; 10]).offsets(&[1.0; 10]);
+        Weights::linear(matrix.block_scales(scales).block_offsets(offsets))
+    };
+    refused! {
+        [factors(&scales[..1], &scales[..2]), config]
+            "w_o.block_scales has 1 elements; [output_dim 1, blocks 2] are 2";
+        [factors(&scales[..2], &scales[..3]), config]
+            "w_o.block_offsets has 3 elements; [output_dim 1, blocks 2] are 2";
+    }
 }
 
 /// Rows of a table: what is set in a call, and the sentence of its error.
