@@ -120,11 +120,9 @@ def read_model(path):
         if tensor.data.ndim == 2:
             name = "lm_head.weight" if part == "token_embd" else name
             matrix = mha.formats.from_gguf(tensor.data, tensor.tensor_type.name).rows(order)
-            codes |= {
-                name: matrix.w,
-                name + ".scales": matrix.scales,
-                **({} if matrix.offsets is None else {name + ".offsets": matrix.offsets}),
-            }
+            given = mha.formats.arguments(w=matrix)
+            beside = [one for one in ("scales", "offsets") if given[one]]
+            codes |= {name: given["w"], **{f"{name}.{one}": given[one]["w"] for one in beside}}
     field = lambda name: reader.fields[f"tokenizer.ggml.{name}"].contents()
     tokenizer = Tokenizer(
         models.BPE(
