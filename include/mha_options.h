@@ -31,9 +31,9 @@
  *             scale. A quantiser's weights need MHA_LAYOUT_OUT_IN. A row is ceil(in / 2) bytes; a
  *             byte is two codes + 8, the earlier input in the low half, and with offsets two
  *             codes, 0 .. 15. Strides count elements and are even.
- *     INT5    5/8 and 3/4 byte per weight, and scales. Only for integer arithmetic and a
- *     INT6    quantiser's weights in groups, which are given as INT8: -16 .. 15 and -32 .. 31, or,
- *             with offsets, 0 .. 31 and 0 .. 63.
+ *     INT5    5/8 and 3/4 byte per weight, and scales. A quantiser's weights in groups, for integer
+ *     INT6    arithmetic alone. They are given as INT8: -16 .. 15 and -32 .. 31, or, with offsets,
+ *             0 .. 31 and 0 .. 63.
  *
  * A weight is code * scale, where group_size inputs of an output share a scale (the last group may
  * be shorter), INT8 by default all of them. A quantiser may also give offsets, for each matrix: a
@@ -43,14 +43,14 @@
  * becomes 0.
  *
  * With scale_type INT8, for integer arithmetic alone, scales and offsets are integers, -128 .. 127,
- * and 256 inputs share their factors, which F16 must hold exactly: the scale of group g is
- * scales[g] * block_scales[g * group_size / 256], and its offset, likewise, offsets * block_offsets.
+ * and 256 inputs share a factor of them, which F16 must hold exactly. The scale of a group is
+ * scales * block_scales, and its offset is offsets * block_offsets.
  */
 
 /*
- * The arithmetic of projections. Integer arithmetic needs INT8 or INT4 weights. It converts each
- * input row to integers: every 64 numbers share a scale, their largest magnitude divided by 127
- * (INT8) or 32767 (INT16). Products of integers are summed exactly. An input number that is not
+ * The arithmetic of projections. Integer arithmetic needs weights that are integers. It converts
+ * each input row to integers: every 64 numbers share a scale, their largest magnitude divided by
+ * 127 (INT8) or 32767 (INT16). Products of integers are summed exactly. An input number that is not
  * finite makes its row NaN.
  *
  * BF16 needs BF16 weights. It rounds input rows to BF16, takes numbers below 2^-50 in magnitude for

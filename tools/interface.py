@@ -377,7 +377,10 @@ def fields_source(table):
             line = f"{head} {json.dumps(text + meaning(row))})"
             line = line if len(line) < 100 else f"{head} {json.dumps(text)})"
             indent = "\n" + " " * len("  MHA_RULE(")
-            lines.append(line if len(line) < 100 else f"{head}{indent}{json.dumps(text)})")
+            if len(line) >= 100:
+                parts = textwrap.wrap(text, 85, drop_whitespace=False)
+                line = "".join([head, *(indent + json.dumps(part) for part in parts), ")"])
+            lines.append(line)
         lines[-1] += ")"
         arrays = [row for row in found["rows"] if "elements" in row]
         lines += [f"\nMHA_ARRAYS({struct},"] if arrays else []

@@ -23,7 +23,8 @@ static_assert(type_of(Storage::int6) == MHA_TYPE_INT6);
 
 MHA_FIELDS(mha_weight_format,
   MHA_RULE(range, type, 0, 7,
-           "MHA_TYPE_F32 (1), F16 (2), BF16 (3), INT8 (4), INT4 (5), INT5 (6) or INT6 (7), or to 0 (F32)")
+           "MHA_TYPE_F32 (1), F16 (2), BF16 (3), INT8 (4), INT4 (5), INT5 (6) or INT6 (7), or to "
+           "0 (F32)")
   MHA_RULE(one_of, group_size, {0, 16, 32, 64, 128},
            "16, 32, 64 or 128, or to 0 (all (INT8), 32 (INT4))")
   MHA_RULE(one_of, scale_type, {0, 1, 2, 4},

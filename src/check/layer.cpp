@@ -195,8 +195,9 @@ mha_status check_given_type(Report report, uint32_t type, uint32_t layout, uint3
   const bool has_high_bits = high_bits_of(storage_of_type(weight_type)) != 0;
   if (has_high_bits && type != MHA_TYPE_INT8)
     return report.invalid(
-        "type is %u, but format.type is %u, whose codes a quantiser gives as MHA_TYPE_INT8 (4); "
-        "set type to that",
+        "type is %u, but format.type is %u, which only codes of type MHA_TYPE_INT8 (4) can be "
+        "packed "
+        "as; give such codes, or set format.type to another type",
         type, weight_type);
   // Another type would need numbers to round, and codes have lost these.
   if (is_coded(type) && weight_type != type && !has_high_bits) {
