@@ -70,6 +70,10 @@ const char *ggml_op_name(ggml_op op) {
       return NameOf("FLASH_ATTN_EXT");
     case GGML_OP_MUL_MAT:
       return NameOf("MUL_MAT");
+    case GGML_OP_MUL_MAT_ID:
+      return NameOf("MUL_MAT_ID");
+    case GGML_OP_GET_ROWS:
+      return NameOf("GET_ROWS");
     case GGML_OP_GATED_DELTA_NET:
       return NameOf("GATED_DELTA_NET");
     default:

@@ -34,11 +34,10 @@ namespace {
 
 using support::Random;
 
-std::string logged;
+std::string logged, noticed;
 
 void Log(ggml_log_level level, const char *text, void *) {
-  EXPECT_EQ(level, GGML_LOG_LEVEL_ERROR);
-  logged += text;
+  (level == GGML_LOG_LEVEL_ERROR ? logged : noticed) += text;
 }
 
 ggml_backend_reg_t Register() {
@@ -56,8 +55,8 @@ ggml_backend_dev_t Device(size_t index = 0) {
 
 // What a context of llama.cpp has.
 struct Backend {
-  explicit Backend(int threads)
-      : device(Device()), it(device->iface.init_backend(device, nullptr)) {
+  explicit Backend(int threads, size_t index = 0)
+      : device(Device(index)), it(device->iface.init_backend(device, nullptr)) {
     const ggml_backend_reg_t registry = device->reg;
     reinterpret_cast<void (*)(ggml_backend_t, int)>(
         registry->iface.get_proc_address(registry, "ggml_backend_set_n_threads"))(it, threads);
@@ -728,6 +727,86 @@ TEST(Ggml, LeavesOtherTensorsToTheCpu) {
   }
 }
 
+// As llama.cpp asks, whose matrices lie in a buffer of no bytes then: twice, if it measures first.
+void ReadModel(std::vector<std::pair<const char *, ggml_tensor>> matrices) {
+  const ggml_backend_dev_t device = Device(1);
+  const ggml_backend_buffer_t buffer =
+      ggml_backend_buft_alloc_buffer(device->iface.get_buffer_type(device), 0);
+  for (int times = 0; times < 2; times++) {
+    for (auto &[name, w] : matrices) {
+      std::strcpy(w.name, name);
+      w.buffer = buffer;
+      ggml_tensor x = Weights(GGML_TYPE_F32, w.ne[0], 1), ids = Weights(GGML_TYPE_I32, 7, 1);
+      ggml_tensor multiply = {}, get = {};
+      multiply.op = w.ne[2] > 1 ? GGML_OP_MUL_MAT_ID : GGML_OP_MUL_MAT, get.op = GGML_OP_GET_ROWS;
+      multiply.src[0] = get.src[0] = &w, multiply.src[1] = &x, get.src[1] = &ids;
+      device->iface.supports_op(device, &multiply), device->iface.supports_op(device, &get);
+    }
+  }
+  ggml_backend_buffer_free(buffer);
+}
+
+TEST(Ggml, SaysWhatItIsAndWhatItTookOfEachModel) {
+  const auto said = [] { return std::exchange(noticed, ""); };
+  said();
+  Backend backend(1), of_weights(1, 1);
+  const uint32_t best = mha_instruction_sets();
+  said();
+  Device();
+  const std::string loaded = said();
+  EXPECT_EQ(loaded.rfind("mha: loaded MHA backend, version 0.", 0), 0u) << loaded;
+  EXPECT_EQ(loaded.find('\n'), loaded.size() - 1) << loaded;
+  bool is_one_of_them = false;
+  for (uint32_t set = 1; set < 32; set++) {
+    const std::string end = std::string(" with ") + mha_instruction_set_name(set) + "\n";
+    is_one_of_them |= (best >> set & 1) && loaded.find(end) != std::string::npos;
+  }
+  EXPECT_TRUE(is_one_of_them) << loaded;
+
+  Operation operation{Shape{}};
+  RecurrentOperation recurrent{RecurrentShape{}};
+  const auto compute = [&](int layers) {
+    for (int times = 0; times < 2; times++) {  // two parts of a prompt
+      for (int i = 0; i < layers; i++) {
+        std::snprintf(operation.op.name, sizeof operation.op.name, "__fattn__-%d", i);
+        EXPECT_EQ(backend.Compute(&operation.op), GGML_STATUS_SUCCESS);
+      }
+    }
+  };
+  const auto finish = [&] { of_weights.it->iface.synchronize(of_weights.it); };
+  compute(1), finish();  // of what other tests asked
+  const ggml_tensor q8 = Weights(GGML_TYPE_Q8_0, 64, 4), f16 = Weights(GGML_TYPE_F16, 64, 4);
+  ReadModel({{"blk.0.a", q8}, {"blk.1.a", q8}, {"output.weight", f16}});
+  said();
+  finish();
+  EXPECT_EQ(said(), "") << "a context that is made, before a graph";
+  compute(12);
+  backend.it->iface.synchronize(backend.it);  // as after each part of a graph
+  EXPECT_EQ(said(), "") << "before its end";
+  finish();
+  const std::string first = "mha: attention of 12 layers, 2 of 3 matrices; left to the CPU: ";
+  EXPECT_EQ(said(), first + "output.weight (f16)\n");
+  compute(12), finish();
+  EXPECT_EQ(said(), "") << "once";
+
+  ReadModel({{"blk.0.a", q8}, {"output.weight", q8}});
+  EXPECT_EQ(backend.Compute(&recurrent.op), GGML_STATUS_SUCCESS);
+  said(), finish();
+  EXPECT_EQ(said(), "mha: attention of 0 layers, recurrent attention of 1, 2 of 2 matrices\n");
+  ReadModel({{"blk.0.a", f16}, {"blk.1.a", f16}, {"experts", Weights(GGML_TYPE_Q4_0, 64, 4, 3)}});
+  compute(1), said(), finish();
+  EXPECT_EQ(said(),
+            "mha: attention of 1 layers, 0 of 3 matrices; left to the CPU: 2 (f16),"
+            " experts (q4_0)\n");
+
+  for (const char *value : {"1", "0", ""}) {
+    setenv("MHA_GGML_QUIET", value, 1);
+    ReadModel({{"a", q8}}), compute(1), finish();
+    EXPECT_EQ(said().empty(), *value == '1') << value;
+  }
+  unsetenv("MHA_GGML_QUIET");
+}
+
 TEST(Ggml, RefusesAnotherGgml) {
   const auto refusal = [] {
     logged.clear();
@@ -747,8 +826,8 @@ TEST(Ggml, RefusesAnotherGgml) {
   stub_set_tensor_overhead(ggml_tensor_overhead() + 8);
   expect(refusal(), "ggml_tensor_overhead() is ");
   stub_set_tensor_overhead(ggml_tensor_overhead() - 8);
-  for (const char *name : {"NONE", "VIEW", "FLASH_ATTN_EXT", "MUL_MAT", "GATED_DELTA_NET", "f32",
-                           "f16", "bf16", "q8_0", "q4_0", "q4_1"}) {
+  for (const char *name : {"NONE", "VIEW", "FLASH_ATTN_EXT", "MUL_MAT", "MUL_MAT_ID",
+                           "GATED_DELTA_NET", "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1"}) {
     stub_rename(name);
     expect(refusal(), (std::string("another where this module expects ") + name).c_str());
   }

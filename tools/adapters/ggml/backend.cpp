@@ -11,24 +11,17 @@
 
 #include "attention.h"
 #include "ggml-parts.h"
+#include "log.h"
 #include "products.h"
 #include "recurrent.h"
+#include "src/cpu.h"
 #include "threads.h"
 
 namespace mha_ggml {
 namespace {
 
-template <class... Arguments>
-void log_error(const char *format, Arguments... arguments) {
-  char text[512];
-  std::snprintf(text, sizeof text, format, arguments...);
-  ggml_log_callback callback;
-  void *user_data;
-  ggml_log_get(&callback, &user_data);
-  callback(GGML_LOG_LEVEL_ERROR, text, user_data);
-}
-
 ggml_backend_device devices[2];  // filled by ggml_backend_init
+ModelReport report;
 
 bool is_for_weights(ggml_backend_dev_t device) { return device == devices + 1; }
 
@@ -40,6 +33,7 @@ struct Backend {
   Attention attention;
   Recurrent recurrent;
   Products products;
+  ggml_backend_dev_t made_for;
 };
 
 Backend *backend_of(ggml_backend_t backend) { return static_cast<Backend *>(backend->context); }
@@ -58,7 +52,12 @@ const char *name_of_backend(ggml_backend_t) { return "MHA"; }
 enum class Stage { kReady, kMade, kAsked };
 thread_local Stage stage = Stage::kReady;
 
-void synchronize(ggml_backend_t) { stage = Stage::kReady; }
+// The scheduler synchronizes a backend after each part of a graph that it computed, and all of them
+// after the whole: that of MHA_WEIGHTS, too, which computes nothing as MHA comes first.
+void synchronize(ggml_backend_t backend) {
+  stage = Stage::kReady;
+  if (is_for_weights(backend_of(backend)->made_for)) report.finish();
+}
 
 void free_backend(ggml_backend_t backend) {
   stage = Stage::kReady;
@@ -88,6 +87,7 @@ ggml_status compute_graph(ggml_backend_t backend, ggml_cgraph *graph) {
   for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
     const ggml_tensor *const op = ggml_graph_node(graph, i);
     if ((op->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) continue;
+    report.count(op);
     if (const char *const reason = compute(*backend_of(backend), op)) {
       log_error("mha: %s \"%s\" failed: %s\n", ggml_op_name(op->op), op->name, reason);
       return GGML_STATUS_FAILED;
@@ -123,14 +123,14 @@ void properties_of_device(ggml_backend_dev_t device, ggml_backend_dev_props *pro
   properties->caps.mmap_support = true;  // of other tensors
 }
 
-ggml_backend_t make_backend(ggml_backend_dev_t, const char *) {
+ggml_backend_t make_backend(ggml_backend_dev_t device, const char *) {
   static ggml_guid guid = {0x6d, 0x68, 0x61, 0x2d, 0x67, 0x67, 0x6d, 0x6c,
                            0x2d, 0x62, 0x61, 0x63, 0x6b, 0x65, 0x6e, 0x64};
   ggml_backend_i table = {};
   table.get_name = name_of_backend, table.free = free_backend, table.synchronize = synchronize;
   table.graph_compute = compute_graph;
   Backend *const backend =
-      new (std::nothrow) Backend{{&guid, table, devices, nullptr}, {}, {}, {}, {}};
+      new (std::nothrow) Backend{{&guid, table, devices, nullptr}, {}, {}, {}, {}, device};
   if (!backend) return nullptr;
   backend->base.context = backend;
   stage = Stage::kMade;
@@ -143,7 +143,7 @@ ggml_backend_buffer_type_t buffer_type(ggml_backend_dev_t device) {
   return is_for_weights(device) ? packed_type() : ggml_backend_cpu_buffer_type();
 }
 
-bool supports_op(ggml_backend_dev_t, const ggml_tensor *op) {
+bool supports(const ggml_tensor *op) {
   switch (op->op) {
     case GGML_OP_NONE:
     case GGML_OP_RESHAPE:
@@ -160,6 +160,14 @@ bool supports_op(ggml_backend_dev_t, const ggml_tensor *op) {
     default:
       return false;
   }
+}
+
+bool supports_op(ggml_backend_dev_t device, const ggml_tensor *op) {
+  const bool is_supported = supports(op);
+  if (is_for_weights(device) && (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID)) {
+    report.ask(op->src[0], is_supported);
+  }
+  return is_supported;
 }
 
 bool supports_buffer_type(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
@@ -208,6 +216,7 @@ std::string difference() {
                {ggml_op_name(GGML_OP_TRANSPOSE), "TRANSPOSE"},
                {ggml_op_name(GGML_OP_FLASH_ATTN_EXT), "FLASH_ATTN_EXT"},
                {ggml_op_name(GGML_OP_MUL_MAT), "MUL_MAT"},
+               {ggml_op_name(GGML_OP_MUL_MAT_ID), "MUL_MAT_ID"},
                {ggml_op_name(GGML_OP_GATED_DELTA_NET), "GATED_DELTA_NET"},
                {ggml_type_name(GGML_TYPE_F32), "f32"},
                {ggml_type_name(GGML_TYPE_F16), "f16"},
@@ -240,5 +249,10 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
   table.get_buffer_type = buffer_type;
   table.supports_op = supports_op, table.supports_buft = supports_buffer_type;
   for (ggml_backend_device &device : devices) device = {table, &registry, nullptr};
+  const mha::Kernels *kernels = nullptr;
+  mha::choose_kernels(mha::Reporter(nullptr), MHA_INSTRUCTION_SET_AUTO, &kernels);
+  log_notice("mha: loaded MHA backend, version %u.%u.%u with %s\n", MHA_VERSION_MAJOR,
+             MHA_VERSION_MINOR, MHA_VERSION_PATCH,
+             mha_instruction_set_name(kernels->instruction_set));
   return &registry;
 }
