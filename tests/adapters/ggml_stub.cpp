@@ -25,6 +25,12 @@ void BlocksToFloats(const void *blocks, float *floats, int64_t count) {
   }
 }
 
+template <int kBytes>  // not the numbers, but something of each byte of a block
+void BytesToFloats(const void *blocks, float *floats, int64_t count) {
+  for (int64_t i = 0; i < count; i++)
+    floats[i] = static_cast<const uint8_t *>(blocks)[i / 32 * kBytes + i % kBytes];
+}
+
 void HalvesToFloats(const void *halves, float *floats, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
     const uint16_t half = static_cast<const uint16_t *>(halves)[i];
@@ -39,8 +45,8 @@ const ggml_type_traits kF32 = {"f32", 1, 0, 4, false, nullptr, nullptr},
                        kBf16 = {"bf16", 1, 0, 2, false, nullptr, nullptr},
                        kI32 = {"i32", 1, 0, 4, false, nullptr, nullptr},
                        kQ8 = {"q8_0", 32, 0, sizeof(Block), true, BlocksToFloats, nullptr},
-                       kQ4 = {"q4_0", 32, 0, 18, true, nullptr, nullptr},
-                       kQ41 = {"q4_1", 32, 0, 20, true, nullptr, nullptr};
+                       kQ4 = {"q4_0", 32, 0, 18, true, BytesToFloats<18>, nullptr},
+                       kQ41 = {"q4_1", 32, 0, 20, true, BytesToFloats<20>, nullptr};
 
 const char *NameOf(const char *name) { return name == renamed ? "another" : name; }
 

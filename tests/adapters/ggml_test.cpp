@@ -568,6 +568,26 @@ void CheckPackedWeights(ggml_type weight_type) {
     }
     EXPECT_TRUE(std::isnan(output.back()));
   };
+  const auto check_rows = [&](std::vector<int32_t> rows) {
+    ggml_tensor x = Weights(GGML_TYPE_I32, static_cast<int64_t>(rows.size()), 1), get = {};
+    x.data = rows.data();
+    std::vector<float> read(rows.size() * kInputs + 1, NAN), expected(kInputs);
+    get = Weights(GGML_TYPE_F32, kInputs, x.ne[0]);
+    get.op = GGML_OP_GET_ROWS, get.flags = GGML_TENSOR_FLAG_COMPUTE, get.data = read.data();
+    get.src[0] = &w, get.src[1] = &x;
+    EXPECT_TRUE(device->iface.supports_op(device, &get));
+    if (Backend(2).Compute(&get) != GGML_STATUS_SUCCESS) return false;
+    for (size_t i = 0; i < rows.size(); i++) {
+      ggml_get_type_traits(weight_type)
+          ->to_float(&blocks[rows[i] * w.nb[1]], &expected[0], kInputs);
+      EXPECT_TRUE(std::equal(expected.begin(), expected.end(), &read[i * kInputs])) << rows[i];
+    }
+    EXPECT_TRUE(std::isnan(read.back()));
+    return true;
+  };
+  EXPECT_TRUE(check_rows({3, kOutputs - 1, 0, 3}));
+  EXPECT_FALSE(check_rows({kOutputs})) << "there is no such row";
+  EXPECT_FALSE(check_rows({0, -1}));
   for (const int64_t rows : {0, 1, 33}) check({GGML_TYPE_F32, kInputs, rows, 1, 1, true, &random});
   check({GGML_TYPE_F32, kInputs, 7, 3, 2, true, &random});
   Tensor apart(GGML_TYPE_F32, kInputs, 7, 3, 1, true, &random);
@@ -609,6 +629,7 @@ void CheckPackedWeights(ggml_type weight_type) {
   };
   set(blocks.size(), 0);
   expect_failure();
+  EXPECT_FALSE(check_rows({0})) << "which are not packed";
   EXPECT_EQ(Read(w, 0, blocks.size()), blocks) << "which lie there as in ggml";
   set(5);  // which packs the whole
   check(one, 1e-6);
@@ -826,7 +847,7 @@ TEST(Ggml, RefusesAnotherGgml) {
   stub_set_tensor_overhead(ggml_tensor_overhead() + 8);
   expect(refusal(), "ggml_tensor_overhead() is ");
   stub_set_tensor_overhead(ggml_tensor_overhead() - 8);
-  for (const char *name : {"NONE", "VIEW", "FLASH_ATTN_EXT", "MUL_MAT", "MUL_MAT_ID",
+  for (const char *name : {"NONE", "VIEW", "FLASH_ATTN_EXT", "MUL_MAT", "MUL_MAT_ID", "GET_ROWS",
                            "GATED_DELTA_NET", "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1"}) {
     stub_rename(name);
     expect(refusal(), (std::string("another where this module expects ") + name).c_str());

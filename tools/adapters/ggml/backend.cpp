@@ -74,6 +74,8 @@ const char *compute(Backend &self, const ggml_tensor *op) {
         return self.recurrent.compute(op, self.threads.scheduler());
       case GGML_OP_MUL_MAT:
         return self.products.compute(op, self.threads.scheduler());
+      case GGML_OP_GET_ROWS:
+        return self.products.get_rows(op);
       default:
         return nullptr;
     }
@@ -156,6 +158,7 @@ bool supports(const ggml_tensor *op) {
     case GGML_OP_GATED_DELTA_NET:  // which llama.cpp of ggml 0.15 asks about in the same way
       return stage != Stage::kAsked && Recurrent::supports(op);
     case GGML_OP_MUL_MAT:
+    case GGML_OP_GET_ROWS:
       return Products::supports(op, packed_type());
     default:
       return false;
@@ -217,6 +220,7 @@ std::string difference() {
                {ggml_op_name(GGML_OP_FLASH_ATTN_EXT), "FLASH_ATTN_EXT"},
                {ggml_op_name(GGML_OP_MUL_MAT), "MUL_MAT"},
                {ggml_op_name(GGML_OP_MUL_MAT_ID), "MUL_MAT_ID"},
+               {ggml_op_name(GGML_OP_GET_ROWS), "GET_ROWS"},
                {ggml_op_name(GGML_OP_GATED_DELTA_NET), "GATED_DELTA_NET"},
                {ggml_type_name(GGML_TYPE_F32), "f32"},
                {ggml_type_name(GGML_TYPE_F16), "f16"},

@@ -248,14 +248,32 @@ ggml_backend_buffer_type_t type_of_weights(ggml_backend_dev_t device) {
 
 bool Products::supports(const ggml_tensor *op, ggml_backend_buffer_type_t type) {
   const ggml_tensor *const w = op->src[0], *const x = op->src[1];
-  return w->buffer && w->buffer->buft == type && is_packed(w) && x->type == GGML_TYPE_F32 &&
-         x->nb[0] == sizeof(float);
+  if (!w->buffer || w->buffer->buft != type || !is_packed(w)) return false;
+  return op->op == GGML_OP_GET_ROWS ? x->type == GGML_TYPE_I32 && op->type == GGML_TYPE_F32 &&
+                                          ggml_is_contiguous(op) && ggml_is_contiguous(x)
+                                    : x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float);
+}
+
+constexpr char kNotPacked[] = "its weights are not packed; write them, and leave memory for that";
+
+const char *Products::get_rows(const ggml_tensor *op) {
+  const ggml_tensor *const w = op->src[0], *const x = op->src[1];
+  if (!layer_of(w)) return kNotPacked;
+  for (int64_t i = 0; i < x->ne[0]; i++) {
+    const int32_t row = static_cast<const int32_t *>(x->data)[i];
+    if (row < 0 || row >= w->ne[1]) return "it takes a row that its matrix does not have";
+    unsigned char *const blocks = workspace_.get(w->nb[1]);
+    get_tensor(nullptr, w, blocks, static_cast<size_t>(row) * w->nb[1], w->nb[1]);
+    ggml_get_type_traits(w->type)->to_float(blocks, static_cast<float *>(op->data) + i * w->ne[0],
+                                            w->ne[0]);
+  }
+  return nullptr;
 }
 
 const char *Products::compute(const ggml_tensor *op, const mha_scheduler *scheduler) {
   const ggml_tensor *const x = op->src[1];
   const mha_layer *const layer = layer_of(op->src[0]);
-  if (!layer) return "its weights are not packed; write them, and leave memory for that";
+  if (!layer) return kNotPacked;
   mha_linear_args args = {};
   args.struct_size = sizeof args;
   args.scheduler = scheduler;
