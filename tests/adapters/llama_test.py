@@ -12,12 +12,17 @@ norm). Exit status: 0 all is as it should be; 1 something is not.
 
 import argparse
 import array
+import concurrent.futures
+import json
 import math
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 
 # Softcap and sliding window: gemma2; sliding window: gemma3, phi3; sinks: gpt-oss; latent
 # attention: deepseek2
@@ -43,6 +48,7 @@ def call(command, module=None, **variables):
         environment["GGML_BACKEND_PATH"] = str(module)
     return subprocess.run(
         [str(word) for word in command],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -277,6 +283,94 @@ def perplexity(arguments):
     )
 
 
+def peak(arguments, model, module):
+    """MB of a short answer, with the model read instead of mapped; with the module, how it is
+    loaded as well (see perplexity)."""
+    words = [arguments.llama / "bin" / "llama-completion", "-m", model, "-ot", "^$=CPU"]
+    words += "-t 1 -c 512 -no-cnv --load-mode none -fa on -n 8 -p Hello".split()
+    run = subprocess.Popen(
+        [str(word) for word in words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "GGML_BACKEND_PATH": str(module or "")},
+    )
+    return os.wait4(run.pid, 0)[2].ru_maxrss / 1e3
+
+
+def serve(arguments):
+    """200 requests, four at a time; contexts are shifted, and prompts have common beginnings."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [arguments.llama / "bin" / "llama-server", "-m", arguments.smollm2, "--port", port]
+    words += "-np 4 -c 1024 -t 1 --context-shift -fa on -ot ^$=CPU".split()
+    environment = {**os.environ, "GGML_BACKEND_PATH": str(arguments.module)}
+    log = arguments.work / "server.log"
+
+    def ask(i):
+        request = {"prompt": f"Count from {i % 7} to", "n_predict": 400 if i % 50 == 0 else 8}
+        request.update(temperature=0, ignore_eos=True)
+        url = f"http://127.0.0.1:{port}/completion"
+        with urllib.request.urlopen(url, json.dumps(request).encode(), timeout=300) as answer:
+            return json.load(answer)["tokens_predicted"] == request["n_predict"]
+
+    with open(log, "w") as said:
+        server = subprocess.Popen([str(word) for word in words], stderr=said, env=environment)
+    try:
+        while server.poll() is None and "listening" not in log.read_text():
+            time.sleep(0.2)
+        with concurrent.futures.ThreadPoolExecutor(4) as clients:
+            answers = list(clients.map(ask, range(200)))
+    finally:
+        server.terminate()
+        server.wait()
+    check(sum(answers) == 200, f"llama-server -np 4: {sum(answers)} of 200 requests are answered")
+    return log.read_text()
+
+
+def programs(arguments):
+    """Each does its work, and says what the module is and took, at the verbosity in the table."""
+    loaded = r"mha: loaded MHA backend, version \d+\.\d+\.\d+ with \w+\n"
+    took = r"mha: attention of 30 layers, 211 of 211 matrices\n"
+    model, both = ["-m", arguments.smollm2], rf"(?s){loaded}.*{took}"
+    draft = ["-md", quantised(arguments, arguments.smollm2, "q8_0")]
+    for words, expected in (
+        (["llama-cli", *model, *"-lv 2 -st -n 8 -p Hello".split()], rf"{both}.*Generation: \d"),
+        (
+            ["llama-bench", *model, *"-p 32 -n 8 -r 1 -fa 1".split()],
+            rf"(?s){loaded}.*\| MHA .* tg8 ",
+        ),
+        (["llama-bench", *model, *"-v -p 32 -n 8 -r 1 -fa 1".split()], both),
+        (["llama-batched-bench", *model, *"-c 512 -npp 32 -ntg 8 -npl 1,4".split()], both),
+        (
+            ["llama-speculative", *model, *draft, *"-n 32 -p A".split()],
+            rf"{both}.*{took}.*accept",
+        ),
+        (
+            ["llama-completion", *model, *"-c 256 -n 400 --context-shift -no-cnv -p Hello".split()],
+            rf"{both}.* 400 runs",
+        ),
+        (["llama-completion", *model, *"-ot attn=CPU -n 4 -no-cnv -p A".split()], both),
+        (["llama-embedding", *model, *"-p Hello".split()], both),
+    ):
+        program, *options = words
+        if program != "llama-bench":
+            options += ["-ot", "^$=CPU", "--ignore-eos"]
+        command = [arguments.llama / "bin" / program, *options, "-t", 1]
+        done = call(command, arguments.module)
+        is_right = done.returncode == 0 and re.search(expected, done.stdout)
+        check(is_right, f"{' '.join(map(str, words))}{'' if is_right else done.stdout[-2000:]}")
+        done = call(command, arguments.module, MHA_GGML_QUIET=1)
+        check(done.returncode == 0 and "mha:" not in done.stdout, f"{program} is quiet")
+    said = serve(arguments)
+    check(re.search(both, said), "llama-server says what it took")
+    for kind in "q4_0", "q4_1", "q8_0":
+        path = quantised(arguments, arguments.smollm2, kind)
+        of_ggml, of_mha = peak(arguments, path, None), peak(arguments, path, arguments.module)
+        check(of_mha < 1.03 * of_ggml, f"{kind}: {of_mha:.0f} MB, of ggml {of_ggml:.0f}")
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -284,7 +378,8 @@ def main():
     parser.add_argument(
         "parts",
         nargs="*",
-        help="operations (ten minutes), models, settings, products, perplexity; default: all",
+        help="operations (ten minutes), models, settings, products, perplexity, programs; default:"
+        " all",
     )
     for name in ("llama", "source", "module"):
         parser.add_argument(f"--{name}", type=pathlib.Path, required=True)
@@ -307,8 +402,11 @@ def main():
         "models": models,
         "settings": settings,
         "products": products,
-        "perplexity": lambda arguments: perplexity(arguments) if arguments.smollm2 else None,
+        "perplexity": perplexity,
+        "programs": programs,
     }
+    if not arguments.smollm2:
+        del parts["perplexity"], parts["programs"]
     for part in arguments.parts or parts:
         parts[part](arguments)
     print(f"{len(failures)} of the checks failed" if failures else "all is as it should be")
