@@ -74,12 +74,12 @@ def prepare_llama():
         (archive,) = work.glob("llama_cpp_python-*.tar.gz")
         call("tar", "xf", archive, "-C", work)
         source.symlink_to(next(work.glob("llama_cpp_python-*/vendor/llama.cpp")).relative_to(work))
-    if not (llama / "llama-bench").exists():
+    if not (llama / "llama-quantize").exists():
         off = "OPENSSL BUILD_TESTS BUILD_EXAMPLES BUILD_SERVER BUILD_APP BUILD_HTML".split()
         settings = ["CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=ON"]
         settings += [f"LLAMA_{name}=OFF" for name in off]
         call("cmake", "-S", source, "-B", source / "build", *(f"-D{s}" for s in settings))
-        call("cmake", "--build", source / "build", "--target", "llama-bench")
+        call("cmake", "--build", source / "build", "--target", "llama-bench", "llama-quantize")
     compile_with(llama, "llama_logits", "llama_logits")
 
 
@@ -160,6 +160,14 @@ def files(name):
     return work / f"decoder{name}.safetensors", {
         kind: work / f"decoder{name}.{kind}.gguf" for kind in ("F32", "F16", "Q8_0", "Q4_1", "Q4_0")
     }
+
+
+def quantised(model, kind):
+    """The file of this model in which llama-quantize chose the types, such as Q4_K_M."""
+    target = work / f"{model.stem}.{kind}.gguf"
+    if not target.exists():
+        call(llama / "llama-quantize", "--allow-requantize", model, target, kind)
+    return target
 
 
 def prepare(names):

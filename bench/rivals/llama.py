@@ -4,10 +4,13 @@ attention and products with quantised weights as one operation each, and prompts
 models.
 
 llama.cpp is that of decoders.py, built from the source in the package llama-cpp-python. Models:
-those of decoders.py (random weights), or GGUF files. Settings take turns, each in a separate
-process, which reads a prompt of 4,096 tokens and generates some at depths on the way:
+those of decoders.py (random weights), or GGUF files; other types are made by llama-quantize.
+Settings take turns, each in a separate process, which reads a prompt of 4,096 tokens and generates
+some at depths on the way:
 
-  off   -fa off        on   -fa on        mha   -fa on with the module
+  off, on               -fa off, -fa on
+  off plain, on plain   the same with --no-repack: no weights are reordered for products
+  mha                   -fa on with the module
 
 """
 
@@ -18,12 +21,12 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.dont_write_bytecode = True
-from decoders import call, compile_with, files, llama, prepare, shapes, versions
+from decoders import call, compile_with, files, llama, prepare, quantised, shapes, versions
 from session import Failed, about, build, keep, load, parser_for, run_main, say, take_turns, work
 
 examples = """Examples:
   build/rivals/venv/bin/python bench/rivals/llama.py \\
-      --models {768,2048}.{F16,Q8_0,Q4_1,Q4_0} SmolLM2.gguf       all figures of the page
+      --models {768,2048,SmolLM2.gguf}.{F16,Q8_0,Q4_0,Q4_K_M,Q6_K}  all figures of the page
   build/rivals/venv/bin/python bench/rivals/llama.py --parts operation --threads 1
   build/rivals/venv/bin/python bench/rivals/llama.py --parts models \\
       --models SmolLM2.gguf --threads 2 --rounds 1 --add          one more round
@@ -33,14 +36,13 @@ Exit status: 0 success; 2 wrong usage; 4 a requirement is missing.
 """
 
 module = build / "tools" / "adapters" / "ggml" / "libggml-mha.so"
-settings = ("off", "on", "mha")
+rivals = ("off", "on", "off plain", "on plain")
+settings = (*rivals, "mha")
 order = [
-    f"{name}{variant}"
+    f"{shape}.{kind}{variant}"
     for variant in ("", " AVX2")
-    for name in (
-        *(f"{shape}.{kind}" for shape in (768, 2048) for kind in ("F16", "Q8_0", "Q4_1", "Q4_0")),
-        "SmolLM2-135M-Instruct.Q4_1",
-    )
+    for shape in ("768", "2048", "SmolLM2")
+    for kind in ("F16", "Q8_0", "Q4_1", "Q4_0", "Q4_K_M", "Q6_K")
 ]
 # heads, kv heads, width of a head, queries, keys, type (1: f16, 8: q8_0)
 operations = [
@@ -86,7 +88,7 @@ def time_model(setting, model, threads, options):
     words = [
         work / f"llama_model{options.variant}",
         model,
-        int(setting != "off"),
+        int(not setting.startswith("off")) + 2 * setting.endswith("plain"),
         threads,
         options.prompt,
         options.tokens,
@@ -99,6 +101,17 @@ def time_model(setting, model, threads, options):
     )
 
 
+def model_of(name):
+    """(what results call it, its file) of SHAPE.TYPE, FILE.gguf.TYPE or FILE.gguf"""
+    stem, _, kind = name.rpartition(".")
+    if kind == "gguf":
+        return pathlib.Path(stem).name, pathlib.Path(name)
+    if stem in shapes:
+        made = files(stem)[1]
+        return name, made.get(kind) or quantised(made["F32"], kind)
+    return f"{pathlib.Path(stem).stem}.{kind}", quantised(pathlib.Path(stem), kind)
+
+
 def main():
     parser = parser_for(__doc__, examples, 3, "llama")
     parser.add_argument(
@@ -109,7 +122,7 @@ def main():
         nargs="+",
         default=["768.F16"],
         metavar="MODEL",
-        help="SHAPE.TYPE of decoders.py, or a file (default: 768.F16)",
+        help="SHAPE.TYPE or FILE.gguf.TYPE, or a file as it is (default: 768.F16)",
     )
     parser.add_argument(
         "--prompt", type=int, default=4096, help="tokens of the prompt (default: 4096)"
@@ -139,8 +152,8 @@ def main():
         raise Failed(
             f"{options.module} is missing; build it: cmake --build build --target ggml-mha"
         )
-    names = {name: name.split(".") for name in options.models if name.split(".")[0] in shapes}
-    prepare([shape for shape, _ in names.values()])
+    prepare({name.split(".")[0] for name in options.models} & set(shapes))
+    models = dict(map(model_of, options.models))
     compile_with(llama, "llama_operation", "llama_operation")
     compile_with(options.llama, "llama_model", f"llama_model{options.variant}")
     for threads in options.threads:
@@ -153,17 +166,13 @@ def main():
                 for name, device in devices.items()
             }
             finish(options, ["llama operation", list(shape), threads], runs)
-        for name in options.models if "models" in options.parts else ():
-            model = (
-                files(names[name][0])[1][names[name][1]] if name in names else pathlib.Path(name)
-            )
+        for label, model in models.items() if "models" in options.parts else ():
             runs = {
                 setting: lambda setting=setting, model=model, threads=threads: time_model(
                     setting, model, threads, options
                 )
                 for setting in settings
             }
-            label = name if name in names else model.stem
             finish(options, ["llama model", f"{label} {options.variant}".strip(), threads], runs)
 
 

@@ -3,8 +3,9 @@
 //
 //     llama_model MODEL FLASH THREADS PROMPT TOKENS DEPTH ...
 //
-// FLASH is 0 or 1. Prints one line of JSON: seconds of a token of the prompt; of a token at each
-// depth, the median; and the resident memory at the end in MB.
+// FLASH is 0 or 1, and 2 or 3 without reordering weights (--no-repack). Prints one line of JSON:
+// seconds of a token of the prompt; of a token at each depth, the median; and the resident memory
+// at the end in MB.
 
 #include <ggml-cpu.h>
 #include <llama.h>
@@ -49,7 +50,9 @@ int main(int count, char **words) {
             tokens = std::atoi(words[5]);
   llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
   ggml_backend_load_all();
-  llama_model *const model = llama_model_load_from_file(words[1], llama_model_default_params());
+  llama_model_params of_model = llama_model_default_params();
+  of_model.use_extra_bufts = words[2][0] < '2';
+  llama_model *const model = llama_model_load_from_file(words[1], of_model);
   if (!model) fail("the model cannot be loaded");
   const int vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(model));
   llama_context_params params = llama_context_default_params();
@@ -57,7 +60,7 @@ int main(int count, char **words) {
   params.n_batch = params.n_ubatch = kBatch;
   params.n_threads = params.n_threads_batch = threads;
   params.flash_attn_type =
-      words[2][0] == '1' ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+      words[2][0] % 2 == 1 ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
   llama_context *const context = llama_init_from_model(model, params);
   if (!context) fail("no context");
   // As llama.cpp's programs do; otherwise each graph makes a pool.

@@ -43,6 +43,8 @@ colours = {
     "OpenVINO": "#ae6ad8",
     "off": "#ced4da",
     "on": "#868e96",
+    "off plain": "#a5d8ff",
+    "on plain": "#74c0fc",
 }
 
 
@@ -214,11 +216,11 @@ def llama_rows(results):
         seconds = result["seconds"]
         spread = max(
             (max(some) - min(some)) / statistics.median(some)
-            for setting in llama.settings
+            for setting in seconds
             for some in seconds[setting].values()
         )
         for what in ("prompt", *(what for what in seconds["mha"] if what.startswith("token at"))):
-            better = min(("off", "on"), key=lambda name: median(result, name, what))
+            better = min(llama.rivals, key=lambda name: median(result, name, what))
             yield {
                 "model": result["key"][1],
                 "threads": result["key"][2],
@@ -353,7 +355,7 @@ blocks = {  # name of a table -> (what pages show of it, {name of a line: its fi
     "decoder": ("Speed relative to llama.cpp, weights of about the same size", decoder_summary),
     "models": ("Tokens per second of llama on one thread (rms error of logits)", models_summary),
     "onnx": ("Speed-up of all-MiniLM-L6-v2 on 16 to 512 tokens by rewriting it", onnx_summary),
-    "llama": ("Speed relative to the better of `-fa off` and `-fa on`", llama_summary),
+    "llama": ("Speed relative to the best of the other settings", llama_summary),
 }
 
 
