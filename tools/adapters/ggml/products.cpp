@@ -1,5 +1,7 @@
 #include "products.h"
 
+#include <sys/mman.h>
+
 #include <cstring>
 #include <vector>
 
@@ -227,10 +229,22 @@ void memset_tensor(ggml_backend_buffer_t, ggml_tensor *t, uint8_t value, size_t 
   write(t, nullptr, value, offset, bytes);
 }
 
+// A mapped file, which llama.cpp reads otherwise, lies in huge pages of Linux's cache; memory does
+// only on advice, and a product with one row reads all of it.
+void advise_huge_pages(void *base, size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  constexpr uintptr_t kPage = uintptr_t{1} << 21;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(base), end = begin + bytes,
+                  first = (begin + kPage - 1) / kPage * kPage, last = end / kPage * kPage;
+  if (first < last) madvise(reinterpret_cast<void *>(first), last - first, MADV_HUGEPAGE);
+#endif
+}
+
 ggml_backend_buffer_t make_buffer(ggml_backend_buffer_type_t type, size_t bytes) {
   const ggml_backend_buffer_t memory =
       ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), bytes);
   if (!memory) return nullptr;
+  advise_huge_pages(memory->iface.get_base(memory), bytes);
   ggml_backend_buffer_i table = {};
   table.free_buffer = free_buffer, table.get_base = base_of, table.clear = clear;
   table.init_tensor = init_tensor, table.memset_tensor = memset_tensor;
