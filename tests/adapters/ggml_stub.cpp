@@ -25,10 +25,10 @@ void BlocksToFloats(const void *blocks, float *floats, int64_t count) {
   }
 }
 
-template <int kBytes>  // not the numbers, but something of each byte of a block
+template <int kBytes, int kWeights = 32>  // not the numbers, but something of a block's bytes
 void BytesToFloats(const void *blocks, float *floats, int64_t count) {
   for (int64_t i = 0; i < count; i++)
-    floats[i] = static_cast<const uint8_t *>(blocks)[i / 32 * kBytes + i % kBytes];
+    floats[i] = static_cast<const uint8_t *>(blocks)[i / kWeights * kBytes + i % kBytes];
 }
 
 void HalvesToFloats(const void *halves, float *floats, int64_t count) {
@@ -46,7 +46,12 @@ const ggml_type_traits kF32 = {"f32", 1, 0, 4, false, nullptr, nullptr},
                        kI32 = {"i32", 1, 0, 4, false, nullptr, nullptr},
                        kQ8 = {"q8_0", 32, 0, sizeof(Block), true, BlocksToFloats, nullptr},
                        kQ4 = {"q4_0", 32, 0, 18, true, BytesToFloats<18>, nullptr},
-                       kQ41 = {"q4_1", 32, 0, 20, true, BytesToFloats<20>, nullptr};
+                       kQ41 = {"q4_1", 32, 0, 20, true, BytesToFloats<20>, nullptr},
+                       kQ50 = {"q5_0", 32, 0, 22, true, BytesToFloats<22>, nullptr},
+                       kQ51 = {"q5_1", 32, 0, 24, true, BytesToFloats<24>, nullptr},
+                       kQ4K = {"q4_K", 256, 0, 144, true, BytesToFloats<144, 256>, nullptr},
+                       kQ5K = {"q5_K", 256, 0, 176, true, BytesToFloats<176, 256>, nullptr},
+                       kQ6K = {"q6_K", 256, 0, 210, true, BytesToFloats<210, 256>, nullptr};
 
 const char *NameOf(const char *name) { return name == renamed ? "another" : name; }
 
@@ -93,6 +98,11 @@ const ggml_type_traits *ggml_get_type_traits(ggml_type type) {
          : type == GGML_TYPE_Q8_0 ? &kQ8
          : type == GGML_TYPE_Q4_0 ? &kQ4
          : type == GGML_TYPE_Q4_1 ? &kQ41
+         : type == GGML_TYPE_Q5_0 ? &kQ50
+         : type == GGML_TYPE_Q5_1 ? &kQ51
+         : type == GGML_TYPE_Q4_K ? &kQ4K
+         : type == GGML_TYPE_Q5_K ? &kQ5K
+         : type == GGML_TYPE_Q6_K ? &kQ6K
                                   : &kI32;
 }
 const char *ggml_type_name(ggml_type type) { return NameOf(ggml_get_type_traits(type)->type_name); }

@@ -505,36 +505,77 @@ std::vector<uint8_t> RandomBytes(size_t count) {
   return bytes;
 }
 
+constexpr ggml_type kPacked[] = {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1,
+                                 GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K};
+
+bool HasOffsets(ggml_type type) {
+  return type != GGML_TYPE_Q4_0 && type != GGML_TYPE_Q5_0 && type != GGML_TYPE_Q8_0 &&
+         type != GGML_TYPE_Q6_K;
+}
+
+// Where the halves of a block are: its scale, and its minimum or the factor of minima.
+size_t HalvesOf(ggml_type type) { return type == GGML_TYPE_Q6_K ? 208 : 0; }
+
+// Weight i of a block, as ggml reads it.
+double WeightOf(ggml_type type, const uint8_t *block, const float (&halves)[2], int i) {
+  const uint8_t *const after = block + (HasOffsets(type) ? 4 : 2);
+  const int of_half = i % 32 < 16 ? 0 : 4;
+  const auto bit = [](const uint8_t *from, int at) { return from[at / 8] >> at % 8 & 1; };
+  switch (type) {
+    case GGML_TYPE_Q4_0:
+    case GGML_TYPE_Q4_1: {
+      const int code = after[i % 16] >> of_half & 15;
+      return halves[0] * (type == GGML_TYPE_Q4_0 ? code - 8 : code) + halves[1];
+    }
+    case GGML_TYPE_Q5_0:
+    case GGML_TYPE_Q5_1: {
+      const int code = (after[4 + i % 16] >> of_half & 15) + 16 * bit(after, i);
+      return halves[0] * (type == GGML_TYPE_Q5_0 ? code - 16 : code) + halves[1];
+    }
+    case GGML_TYPE_Q8_0:
+      return halves[0] * static_cast<int8_t>(after[i]);
+    case GGML_TYPE_Q6_K: {
+      const int part = i / 32 % 4, low = block[i / 128 * 64 + i % 64] >> part / 2 * 4 & 15,
+                high = block[128 + i / 128 * 32 + i % 32] >> 2 * part & 3;
+      return halves[0] * static_cast<int8_t>(block[192 + i / 16]) * (low + 16 * high - 32);
+    }
+    default: {  // Q4_K, Q5_K
+      const bool is_5 = type == GGML_TYPE_Q5_K;
+      const int g = i / 32, low = block[(is_5 ? 48 : 16) + i / 64 * 32 + i % 32] >> g % 2 * 4 & 15,
+                code = low + (is_5 ? 16 * (block[16 + i % 32] >> g & 1) : 0);
+      const uint8_t *const six = block + 4;
+      const int scale = g < 4 ? six[g] & 63 : (six[g + 4] & 15) | six[g - 4] >> 6 << 4,
+                minimum = g < 4 ? six[g + 4] & 63 : six[g + 4] >> 4 | six[g] >> 6 << 4;
+      return halves[0] * scale * code - halves[1] * minimum;
+    }
+  }
+}
+
 void CheckPackedWeights(ggml_type weight_type) {
-  constexpr int64_t kInputs = 96, kOutputs = 40;
-  const size_t block_bytes = ggml_get_type_traits(weight_type)->type_size;
+  const ggml_type_traits &traits = *ggml_get_type_traits(weight_type);
+  const int64_t kInputs = 3 * traits.blck_size;
+  constexpr int64_t kOutputs = 40;
+  const size_t block_bytes = traits.type_size;
   Random random{5};
-  std::vector<uint8_t> blocks = RandomBytes(kInputs / 32 * kOutputs * block_bytes);
+  std::vector<uint8_t> blocks = RandomBytes(3 * kOutputs * block_bytes);
   std::vector<double> weights;
   for (size_t at = 0; at < blocks.size(); at += block_bytes) {
-    float halves[2];  // a scale, and Q4_1's minimum
-    const int count = weight_type == GGML_TYPE_Q4_1 ? 2 : 1;
-    for (int i = 0; i < count; i++) {
+    float halves[2] = {};
+    for (int i = 0; i <= HasOffsets(weight_type); i++) {
       halves[i] = static_cast<float>(random.Between(-64, 64)) / 512;
       const uint16_t bits = support::BitsIn16(support::Storage::kF16, halves[i]);
-      std::memcpy(&blocks[at + 2 * i], &bits, 2);
+      std::memcpy(&blocks[at + HalvesOf(weight_type) + 2 * i], &bits, 2);
     }
-    const uint8_t *const codes = &blocks[at + 2 * count];
-    for (int i = 0; i < 32; i++) {
-      const int of_4_bits = codes[i % 16] >> i / 16 * 4 & 15;
-      weights.push_back(weight_type == GGML_TYPE_Q4_0 ? halves[0] * (of_4_bits - 8)
-                        : weight_type == GGML_TYPE_Q4_1
-                            ? halves[0] * of_4_bits + halves[1]
-                            : halves[0] * static_cast<int8_t>(codes[i]));
-    }
+    for (int i = 0; i < traits.blck_size; i++)
+      weights.push_back(WeightOf(weight_type, &blocks[at], halves, i));
   }
   ggml_tensor w = Weights(weight_type, kInputs, kOutputs);
   const ggml_backend_dev_t device = Device(1);
   const ggml_backend_buffer_type_t type = device->iface.get_buffer_type(device);
   EXPECT_TRUE(device->iface.supports_buft(device, type));
-  const ggml_tensor large = Weights(weight_type, 1024, 1024);  // takes what it takes in ggml
+  const ggml_tensor large = Weights(weight_type, 2048, 4800);  // takes what it takes in ggml
   EXPECT_LT(type->iface.get_alloc_size(type, &large),
-            1.05 * static_cast<double>(ggml_nbytes(&large)));
+            1.032 * static_cast<double>(ggml_nbytes(&large)));
   const ggml_backend_buffer_t buffer = Put(&w);
   const auto set = [&](size_t bytes, int allocations = INT_MAX) {  // at the end
     allocations_left = allocations;
@@ -649,7 +690,7 @@ void CheckPackedWeights(ggml_type weight_type) {
 }
 
 TEST(Ggml, MultipliesByPackedWeights) {
-  for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0}) {
+  for (const ggml_type type : kPacked) {
     SCOPED_TRACE(ggml_type_name(type));
     CheckPackedWeights(type);
   }
@@ -657,13 +698,13 @@ TEST(Ggml, MultipliesByPackedWeights) {
 
 // Every scale that is a number, so that models are saved as they were read.
 TEST(Ggml, ReadsTheBytesOfPackedWeights) {
-  for (const ggml_type weight_type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0}) {
-    ggml_tensor w = Weights(weight_type, 2048, 1024);
+  for (const ggml_type weight_type : kPacked) {
+    ggml_tensor w = Weights(weight_type, 64 * ggml_get_type_traits(weight_type)->blck_size, 1024);
     std::vector<uint8_t> blocks = RandomBytes(ggml_nbytes(&w));
     for (uint32_t i = 0; i < 65536; i++) {
       const uint16_t scale = (i & 0x7FFF) > 0x7C00 ? 0xFC00 : static_cast<uint16_t>(i);
-      for (size_t at = 0; at <= (weight_type == GGML_TYPE_Q4_1); at++)
-        std::memcpy(&blocks[i * w.nb[0] + 2 * at], &scale, 2);
+      for (size_t at = 0; at <= HasOffsets(weight_type); at++)
+        std::memcpy(&blocks[i * w.nb[0] + HalvesOf(weight_type) + 2 * at], &scale, 2);
     }
     const ggml_backend_buffer_t buffer = Put(&w);
     ggml_backend_tensor_set(&w, blocks.data(), 0, blocks.size());
@@ -847,8 +888,9 @@ TEST(Ggml, RefusesAnotherGgml) {
   stub_set_tensor_overhead(ggml_tensor_overhead() + 8);
   expect(refusal(), "ggml_tensor_overhead() is ");
   stub_set_tensor_overhead(ggml_tensor_overhead() - 8);
-  for (const char *name : {"NONE", "VIEW", "FLASH_ATTN_EXT", "MUL_MAT", "MUL_MAT_ID", "GET_ROWS",
-                           "GATED_DELTA_NET", "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1"}) {
+  for (const char *name :
+       {"NONE", "VIEW", "FLASH_ATTN_EXT", "MUL_MAT", "MUL_MAT_ID", "GET_ROWS", "GATED_DELTA_NET",
+        "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_K", "q5_K", "q6_K"}) {
     stub_rename(name);
     expect(refusal(), (std::string("another where this module expects ") + name).c_str());
   }

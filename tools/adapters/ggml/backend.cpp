@@ -91,7 +91,8 @@ ggml_status compute_graph(ggml_backend_t backend, ggml_cgraph *graph) {
     if ((op->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) continue;
     report.count(op);
     if (const char *const reason = compute(*backend_of(backend), op)) {
-      log_error("mha: %s \"%s\" failed: %s\n", ggml_op_name(op->op), op->name, reason);
+      log(GGML_LOG_LEVEL_ERROR, "mha: %s \"%s\" failed: %s\n", ggml_op_name(op->op), op->name,
+          reason);
       return GGML_STATUS_FAILED;
     }
   }
@@ -210,29 +211,27 @@ std::string difference() {
     return "ggml_tensor_overhead() is " + std::to_string(ggml_tensor_overhead()) + ", and not " +
            std::to_string(kOverhead);
   }
-  const struct {
-    const char *found, *expected;
-  } names[] = {{ggml_op_name(GGML_OP_NONE), "NONE"},
-               {ggml_op_name(GGML_OP_RESHAPE), "RESHAPE"},
-               {ggml_op_name(GGML_OP_VIEW), "VIEW"},
-               {ggml_op_name(GGML_OP_PERMUTE), "PERMUTE"},
-               {ggml_op_name(GGML_OP_TRANSPOSE), "TRANSPOSE"},
-               {ggml_op_name(GGML_OP_FLASH_ATTN_EXT), "FLASH_ATTN_EXT"},
-               {ggml_op_name(GGML_OP_MUL_MAT), "MUL_MAT"},
-               {ggml_op_name(GGML_OP_MUL_MAT_ID), "MUL_MAT_ID"},
-               {ggml_op_name(GGML_OP_GET_ROWS), "GET_ROWS"},
-               {ggml_op_name(GGML_OP_GATED_DELTA_NET), "GATED_DELTA_NET"},
-               {ggml_type_name(GGML_TYPE_F32), "f32"},
-               {ggml_type_name(GGML_TYPE_F16), "f16"},
-               {ggml_type_name(GGML_TYPE_BF16), "bf16"},
-               {ggml_type_name(GGML_TYPE_Q8_0), "q8_0"},
-               {ggml_type_name(GGML_TYPE_Q4_0), "q4_0"},
-               {ggml_type_name(GGML_TYPE_Q4_1), "q4_1"}};
-  for (const auto &name : names) {
-    if (std::strcmp(name.found, name.expected) != 0)
-      return std::string("ggml has ") + name.found + " where this module expects " + name.expected;
-  }
-  return "";
+  const auto differ = [](const auto &numbers, const char *const *names, auto name_of) {
+    for (const auto number : numbers) {
+      const std::string found = name_of(number), expected = *names++;
+      if (found != expected) return "ggml has " + found + " where this module expects " + expected;
+    }
+    return std::string();
+  };
+  const ggml_op ops[] = {GGML_OP_NONE,           GGML_OP_RESHAPE,    GGML_OP_VIEW,
+                         GGML_OP_PERMUTE,        GGML_OP_TRANSPOSE,  GGML_OP_FLASH_ATTN_EXT,
+                         GGML_OP_MUL_MAT,        GGML_OP_MUL_MAT_ID, GGML_OP_GET_ROWS,
+                         GGML_OP_GATED_DELTA_NET};
+  const char *const names_of_ops[] = {"NONE",      "RESHAPE",        "VIEW",    "PERMUTE",
+                                      "TRANSPOSE", "FLASH_ATTN_EXT", "MUL_MAT", "MUL_MAT_ID",
+                                      "GET_ROWS",  "GATED_DELTA_NET"};
+  const ggml_type types[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,
+                             GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1,
+                             GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K};
+  const char *const names_of_types[] = {"f32",  "f16",  "bf16", "q8_0", "q4_0", "q4_1",
+                                        "q5_0", "q5_1", "q4_K", "q5_K", "q6_K"};
+  const std::string other = differ(ops, names_of_ops, ggml_op_name);
+  return other.empty() ? differ(types, names_of_types, ggml_type_name) : other;
 }
 
 }  // namespace
@@ -242,8 +241,9 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
   using namespace mha_ggml;
   const std::string why = difference();
   if (!why.empty()) {
-    log_error("mha: this ggml is not used: %s; take the module for it, or build one from source\n",
-              why.c_str());
+    log(GGML_LOG_LEVEL_ERROR,
+        "mha: this ggml is not used: %s; take the module for it, or build one from source\n",
+        why.c_str());
     return nullptr;
   }
   ggml_backend_device_i table = {};
@@ -255,8 +255,7 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
   for (ggml_backend_device &device : devices) device = {table, &registry, nullptr};
   const mha::Kernels *kernels = nullptr;
   mha::choose_kernels(mha::Reporter(nullptr), MHA_INSTRUCTION_SET_AUTO, &kernels);
-  log_notice("mha: loaded MHA backend, version %u.%u.%u with %s\n", MHA_VERSION_MAJOR,
-             MHA_VERSION_MINOR, MHA_VERSION_PATCH,
-             mha_instruction_set_name(kernels->instruction_set));
+  log(GGML_LOG_LEVEL_WARN, "mha: loaded MHA backend, version %u.%u.%u with %s\n", MHA_VERSION_MAJOR,
+      MHA_VERSION_MINOR, MHA_VERSION_PATCH, mha_instruction_set_name(kernels->instruction_set));
   return &registry;
 }

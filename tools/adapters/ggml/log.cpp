@@ -4,37 +4,22 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 #include <vector>
 
 namespace mha_ggml {
-namespace {
 
-void log(ggml_log_level level, const char *format, va_list values) {
+void log(ggml_log_level level, const char *format, ...) {
+  const char *const quiet = std::getenv("MHA_GGML_QUIET");
+  if (level == GGML_LOG_LEVEL_WARN && quiet && *quiet && std::strcmp(quiet, "0") != 0) return;
   char text[1024];
+  va_list values;
+  va_start(values, format);
   std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
   ggml_log_callback callback;
   void *user_data;
   ggml_log_get(&callback, &user_data);
   callback(level, text, user_data);
-}
-
-}  // namespace
-
-void log_error(const char *format, ...) {
-  va_list values;
-  va_start(values, format);
-  log(GGML_LOG_LEVEL_ERROR, format, values);
-  va_end(values);
-}
-
-void log_notice(const char *format, ...) {
-  const char *const quiet = std::getenv("MHA_GGML_QUIET");
-  if (quiet && *quiet && std::strcmp(quiet, "0") != 0) return;
-  va_list values;
-  va_start(values, format);
-  log(GGML_LOG_LEVEL_WARN, format, values);
-  va_end(values);
 }
 
 void ModelReport::ask(const ggml_tensor *matrix, bool is_taken) noexcept try {
@@ -53,9 +38,8 @@ void ModelReport::count(const ggml_tensor *op) noexcept try {
 }
 
 void ModelReport::finish() noexcept try {
-  if (!is_due_) return;
   const std::lock_guard<std::mutex> guard(lock_);
-  if (computed_.empty()) return;
+  if (!is_due_ || computed_.empty()) return;
   is_due_ = false;
   std::map<std::string, std::vector<std::string>> left;  // by types
   for (const auto &[name, type] : types_) left[type].push_back(name);
@@ -71,7 +55,7 @@ void ModelReport::finish() noexcept try {
         between + (names.size() == 1 ? names[0] : std::to_string(names.size())) + " (" + type + ")";
     between = ", ";
   }
-  log_notice("mha: %s\n", sentence.c_str());
+  log(GGML_LOG_LEVEL_WARN, "mha: %s\n", sentence.c_str());
 } catch (const std::bad_alloc &) {
 }
 

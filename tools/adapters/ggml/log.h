@@ -11,11 +11,10 @@
 
 namespace mha_ggml {
 
-// Takes a format and values, as printf does. An error is always said.
-void log_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
-// Nothing if MHA_GGML_QUIET is set, to anything but 0. Programs of llama.cpp show warnings, and not
-// what ggml calls information.
-void log_notice(const char *format, ...) __attribute__((format(printf, 1, 2)));
+// Takes a format and values, as printf does. Warnings are not said if MHA_GGML_QUIET is set, to
+// anything but 0. They are notices: programs of llama.cpp show warnings, and not what ggml calls
+// information.
+void log(ggml_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 // What was taken of the model that was read last, in one line after its first graph. llama.cpp asks
 // about each matrix before it reads the model, and about all of them twice if it first measures how

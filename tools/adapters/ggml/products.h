@@ -1,7 +1,8 @@
-// MUL_MAT of ggml with weights of type Q4_0, Q4_1 or Q8_0, computed by mha_linear in INT8, or
-// BF16, in BF16. The weights lie in buffers of their own type, packed: the same codes, scales and
-// offsets in another order. Other tensors in these buffers, such as a LoRA's, are the CPU's.
-// GET_ROWS of such weights has llama.cpp keep an embedding that is also the output's matrix once.
+// MUL_MAT of ggml with weights of type Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K, computed
+// by mha_linear in INT8, or BF16, in BF16. The weights lie in buffers of their own type, packed:
+// the same codes, scales and offsets in another order. Other tensors in these buffers, such as a
+// LoRA's, are the CPU's. GET_ROWS of such weights has llama.cpp keep an embedding that is also the
+// output's matrix once.
 #pragma once
 
 #include "attention.h"
