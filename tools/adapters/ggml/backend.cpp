@@ -4,14 +4,19 @@
 //     MHA            What it supports is moved from the CPU to it.
 //     MHA_WEIGHTS    llama.cpp puts weights into its buffers. Products with them follow to MHA.
 //                    Their results lie in the CPU's buffers.
+#include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <new>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "attention.h"
 #include "ggml-parts.h"
-#include "log.h"
 #include "products.h"
 #include "recurrent.h"
 #include "src/cpu.h"
@@ -20,8 +25,72 @@
 namespace mha_ggml {
 namespace {
 
+// Takes a format and values, as printf does. Warnings are notices, because programs of llama.cpp do
+// not show what ggml calls information. MHA_GGML_QUIET, set to anything but 0, silences them.
+__attribute__((format(printf, 2, 3))) void log(ggml_log_level level, const char *format, ...) {
+  const char *const quiet = std::getenv("MHA_GGML_QUIET");
+  if (level == GGML_LOG_LEVEL_WARN && quiet && *quiet && std::strcmp(quiet, "0") != 0) return;
+  char text[1024];
+  va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  ggml_log_callback callback;
+  void *user_data;
+  ggml_log_get(&callback, &user_data);
+  callback(level, text, user_data);
+}
+
+// Says what was taken of the model that was read last, in one line at the end of its first graph.
+// llama.cpp asks about each matrix before it reads the model, and about all of them twice if it
+// first measures how much memory they take.
+class ModelReport {
+ public:
+  void ask(const ggml_tensor *matrix, bool is_taken) noexcept try {
+    const std::lock_guard<std::mutex> guard(lock_);
+    if (!is_due_) types_.clear(), computed_.clear();
+    is_due_ = true;
+    types_[matrix->name] = is_taken ? "" : ggml_type_name(matrix->type);
+  } catch (const std::bad_alloc &) {
+  }
+
+  // By its name, which has the number of its layer.
+  void count(const ggml_tensor *op) noexcept try {
+    const std::lock_guard<std::mutex> guard(lock_);
+    if (is_due_) computed_[op->op].insert(op->name);
+  } catch (const std::bad_alloc &) {
+  }
+
+  void finish() noexcept try {
+    const std::lock_guard<std::mutex> guard(lock_);
+    if (!is_due_ || computed_.empty()) return;
+    is_due_ = false;
+    std::map<std::string, std::vector<std::string>> left;  // by types
+    for (const auto &[name, type] : types_) left[type].push_back(name);
+    const size_t taken = left[""].size(), recurrent = computed_[GGML_OP_GATED_DELTA_NET].size();
+    left.erase("");
+    std::string sentence =
+        "attention of " + std::to_string(computed_[GGML_OP_FLASH_ATTN_EXT].size()) + " layers, ";
+    if (recurrent > 0) sentence += "recurrent attention of " + std::to_string(recurrent) + ", ";
+    sentence += std::to_string(taken) + " of " + std::to_string(types_.size()) + " matrices";
+    const char *between = "; left to the CPU: ";
+    for (const auto &[type, names] : left) {
+      sentence += between + (names.size() == 1 ? names[0] : std::to_string(names.size())) + " (" +
+                  type + ")";
+      between = ", ";
+    }
+    log(GGML_LOG_LEVEL_WARN, "mha: %s\n", sentence.c_str());
+  } catch (const std::bad_alloc &) {
+  }
+
+ private:
+  std::mutex lock_;
+  bool is_due_ = false;
+  std::map<std::string, std::string> types_;  // of all matrices; "" of those that are taken
+  std::map<ggml_op, std::set<std::string>> computed_;
+} report;
+
 ggml_backend_device devices[2];  // filled by ggml_backend_init
-ModelReport report;
 
 bool is_for_weights(ggml_backend_dev_t device) { return device == devices + 1; }
 
