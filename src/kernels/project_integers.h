@@ -267,14 +267,14 @@ MHA_NOINLINE inline void widen_nibbles(const unsigned char *MHA_RESTRICT from, i
 // Turns terms of int5 (high 1) or int6 (2) into bytes, each greater than the code by added_to it.
 template <int high>
 MHA_NOINLINE void widen_planes(const unsigned char *MHA_RESTRICT from, int64_t terms,
-                               uint8_t *MHA_RESTRICT to) {
+                               bool prefetches, uint8_t *MHA_RESTRICT to) {
   constexpr int64_t step = terms_together * panel_columns, together = plane_terms_of(high),
                     fours = together / terms_together;
   constexpr uint64_t low_halves = 0x0f0f0f0f0f0f0f0f,
                      high_bits = low_halves / 15 * 16 * ((1 << high) - 1);
   for (int64_t k = 0; k < terms;
        k += together, from += (fours / 2 + 1) * step, to += fours * step) {
-    for (int64_t i = 0; i < (fours / 2 + 1) * step; i += 64)
+    for (int64_t i = 0; prefetches && i < (fours / 2 + 1) * step; i += 64)
       MHA_PREFETCH(from + i + code_prefetch_bytes);
     for (int64_t i = 0; i < step; i += 8) {
       const uint64_t plane = number_at<uint64_t>(from + fours / 2 * step + i);
@@ -393,9 +393,9 @@ MHA_NOINLINE inline void project_codes(const Projection &p, const void *rows, in
             element_at(stored.scales, p.scale_storage, (k >> tile.group_bits) * panel_columns);
       }
       if (high == 1)
-        widen_planes<1>(columns, tile.terms, widened);
+        widen_planes<1>(columns, tile.terms, !are_few, widened);
       else if (high == 2)
-        widen_planes<2>(columns, tile.terms, widened);
+        widen_planes<2>(columns, tile.terms, !are_few, widened);
       else if (is_int4 && !are_few)
         widen_nibbles(columns, tile.terms, widened);
       const char *const first = coded + bytes_of_codes(p, k);
@@ -405,6 +405,9 @@ MHA_NOINLINE inline void project_codes(const Projection &p, const void *rows, in
         const bool is_widened = high != 0 || (is_int4 && size > max_few_rows);
         tile.columns = is_widened ? widened : columns;
         tile.ahead = is_widened ? 0 : terms_ahead * panel_columns * term_bits / 8;
+        // The one tile of few rows prefetches what is widened next.
+        if (high != 0 && are_few)
+          tile.ahead = columns + block_terms * panel_columns * term_bits / 8 - widened;
         tile.sums = sums + r * panel_columns;
         // The last row stands in for rows that are missing.
         for (int64_t i = 0; i < most; ++i) tile.rows[i] = first + min(r + i, count - 1) * row_bytes;

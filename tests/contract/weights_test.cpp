@@ -306,7 +306,9 @@ TEST_P(StoredWeights, InGroupsEqualTheSpecification) {
           if (given.scale_type == MHA_TYPE_INT8 && !numbers->empty() && random.Chance(0.2))
             numbers->back() = random.Pick({kNaN, -kInfinity, 0x1p-24f, -0.0f, 65504.0f});
         }
-        ExpectTheSpecificationAsGiven(given, MHA_LAYOUT_OUT_IN, is_fused, 2 * (round % 2));
+        const uint32_t layout =
+            kind.stored != Stored::kInt4 && random.Coin() ? MHA_LAYOUT_IN_OUT : MHA_LAYOUT_OUT_IN;
+        ExpectTheSpecificationAsGiven(given, layout, is_fused, 2 * (round % 2));
         if (HasFailure()) return;
       }
     }
