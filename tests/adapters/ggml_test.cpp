@@ -1,6 +1,7 @@
 // The backend for llama.cpp, loaded as llama.cpp loads it, by a program with a stub of ggml, and
 // compared with attention in double precision.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <climits>
@@ -8,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <new>
 #include <string>
 #include <thread>
@@ -716,6 +718,31 @@ TEST(Ggml, ReadsTheBytesOfPackedWeights) {
     ggml_backend_buffer_free(another);
     ggml_backend_buffer_free(buffer);
   }
+}
+
+TEST(Ggml, GivesBackPagesOfAMappedFileThatItPacked) {
+  ggml_tensor w = Weights(GGML_TYPE_Q8_0, 4096, 1024);
+  const std::vector<uint8_t> blocks(ggml_nbytes(&w), 7);
+  FILE *const file = std::tmpfile();
+  ASSERT_EQ(std::fwrite(blocks.data(), 1, blocks.size(), file), blocks.size());
+  std::fflush(file);
+  void *const map = mmap(nullptr, blocks.size(), PROT_READ, MAP_SHARED, fileno(file), 0);
+  const auto read_all = [&] { return std::memcmp(map, blocks.data(), blocks.size()) == 0; };
+  const auto resident = [] {
+    double pages = 0;
+    std::ifstream("/proc/self/statm") >> pages >> pages;
+    return pages * 4096;
+  };
+  const ggml_backend_buffer_t buffer = Put(&w);
+  for (int times = 0; times < 3; times++)  // until malloc has the memory that it keeps
+    ggml_backend_tensor_set(&w, blocks.data(), 0, blocks.size());
+  EXPECT_TRUE(read_all());
+  const double before = resident();
+  ggml_backend_tensor_set(&w, map, 0, blocks.size());
+  EXPECT_NEAR(before - resident(), blocks.size(), 1e6);
+  EXPECT_TRUE(read_all());
+  ggml_backend_buffer_free(buffer);
+  munmap(map, blocks.size()), std::fclose(file);
 }
 
 // Every number of bf16 is read as it was written, but that factors below 2^-50 are 0; and products

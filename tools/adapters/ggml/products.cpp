@@ -1,8 +1,11 @@
 #include "products.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
 #include <vector>
 
@@ -303,9 +306,27 @@ void write(ggml_tensor *t, const void *data, uint8_t value, size_t offset, size_
   if (!w->extra && data) std::memcpy(static_cast<char *>(w->data) + offset, data, bytes);
 }
 
+// Gives back pages of a file that is mapped to be shared, as llama.cpp maps a model, of which the
+// process would keep what was read. The system reads them again if they are needed.
+void release_mapped(const void *data, size_t bytes) {
+  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)),
+                  first = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page,
+                  last = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
+  FILE *const maps = first < last ? std::fopen("/proc/self/maps", "re") : nullptr;
+  if (!maps) return;
+  uintptr_t begin, end;
+  char flags[5];
+  while (std::fscanf(maps, "%" SCNxPTR "-%" SCNxPTR " %4s%*[^\n]", &begin, &end, flags) == 3) {
+    if (begin <= first && last <= end && flags[3] == 's')
+      madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
+  }
+  std::fclose(maps);
+}
+
 void set_tensor(ggml_backend_buffer_t, ggml_tensor *t, const void *data, size_t offset,
                 size_t bytes) {
   write(t, data, 0, offset, bytes);
+  release_mapped(data, bytes);
 }
 
 void memset_tensor(ggml_backend_buffer_t, ggml_tensor *t, uint8_t value, size_t offset,
