@@ -195,9 +195,8 @@ mha_status check_given_type(Report report, uint32_t type, uint32_t layout, uint3
   const bool has_high_bits = high_bits_of(storage_of_type(weight_type)) != 0;
   if (has_high_bits && type != MHA_TYPE_INT8)
     return report.invalid(
-        "type is %u, but format.type is %u, which only codes of type MHA_TYPE_INT8 (4) can be "
-        "packed "
-        "as; give such codes, or set format.type to another type",
+        "type is %u, but format.type is %u, which takes a quantiser's codes of MHA_TYPE_INT8 (4) "
+        "alone; give such codes, or set format.type to another type",
         type, weight_type);
   // Another type would need numbers to round, and codes have lost these.
   if (is_coded(type) && weight_type != type && !has_high_bits) {
@@ -230,6 +229,7 @@ mha_status check_scales(Report report, uint32_t type, uint32_t scale_type,
     MHA_TRY(
         rules.given("block_offsets", m.block_offsets, "the factors of offsets of MHA_TYPE_INT8"));
   MHA_TRY(rules.needs({"scales", m.scales}, {{"block_scales", m.block_scales}}));
+  MHA_TRY(rules.needs({"block_scales", m.block_scales}, {{"block_offsets", m.block_offsets}}));
   MHA_TRY(rules.needs({"offsets", m.offsets}, {{"block_offsets", m.block_offsets}}));
   if (m.block_scales && !are_in_blocks)
     return report.invalid(

@@ -518,8 +518,8 @@ void pack_codes(const Panel &panel) {
 }
 
 // Reorders a panel in place for integer arithmetic, whose instructions multiply four terms of a
-// column at once: four rows of 48 codes become [48][4], and codes of int8 become
-// unsigned. Four rows of int4 hold eight terms; terms i and i + 4 share a byte afterwards.
+// column at once: four rows of 48 codes become [48][4], and codes of int8 become unsigned.
+// Four rows of int4 hold eight terms; terms i and i + 4 share a byte afterwards.
 void put_fours_together(const Panel &panel) {
   constexpr int64_t fours = 4, columns = panel_columns;
   unsigned char *at = panel.weights<unsigned char>();

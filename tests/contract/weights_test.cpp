@@ -763,6 +763,9 @@ TEST_F(RefusedWeights, ScalesInBlocksAreIntegersWithFactorsOfF16) {
   given.config.format.scale_type = MHA_TYPE_F32;
   ExpectRefused(given, nullptr,
                 {MHA_ERROR_INVALID_VALUE, {2}, {"w_q.block_scales", "format.scale_type is 1"}});
+  given.weights.w_q.block_scales = nullptr;
+  ExpectRefused(given, nullptr,
+                {MHA_ERROR_INVALID_VALUE, {2}, {"w_q.block_offsets", "w_q.block_scales"}});
   given.config.format.scale_type = MHA_TYPE_INT8;
   given.config.format.arithmetic = MHA_ARITHMETIC_F32;
   ExpectRefused(given, nullptr,
