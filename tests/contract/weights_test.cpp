@@ -348,8 +348,9 @@ TEST_P(StoredWeights, InGroupsOfManyRowsOrColumnsAndThreadsEqualTheSpecification
     for (const WeightFormat &kind : kGroupFormats) {
       const bool are_in_blocks = scale_type == MHA_TYPE_INT8;
       if (are_in_blocks && !IsOfIntegers(kind)) continue;
-      LayerProblem problem =
-          RandomProblem(&random, n, are_in_blocks ? 519 : 71, 2, 1, 50, 33, output_dim);
+      LayerProblem problem = are_in_blocks
+                                 ? RandomProblem(&random, n, 519, 4, 1, 50, 33, output_dim)
+                                 : RandomProblem(&random, n, 71, 2, 1, 50, 33, output_dim);
       problem.arithmetic = kind.arithmetic;
       const LayerProblem given = InGroups(&random, problem, kind.stored, 16, 15, scale_type);
       const Layer layer = MakeLayer(GivenAs(given, MHA_LAYOUT_OUT_IN, false, 0), instruction_set());
