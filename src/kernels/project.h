@@ -119,17 +119,14 @@ MHA_INLINE int group_bits_of(const Projection &p) {
 }
 
 // Makes floats of a panel's scales, or offsets, in blocks: those of the groups of 2^group_bits
-// terms that begin among `terms` terms from k on, which begins a block. Meanwhile those that lie
-// `later` bytes behind are prefetched.
+// terms that begin among `terms` terms from k on, which begins a block.
 MHA_NOINLINE inline void widen_scales(const char *of_panel, int group_bits, int64_t k,
-                                      int64_t terms, int64_t later, float *to) {
+                                      int64_t terms, float *to) {
   const char *block = of_panel + k / scale_block * scale_block_bytes(scale_block >> group_bits);
   for (int64_t left = terms; left > 0; left -= scale_block) {
     const F16 *const factors = reinterpret_cast<const F16 *>(block);
     const int8_t *const codes = reinterpret_cast<const int8_t *>(factors + panel_columns);
     const int64_t numbers = (((min(left, scale_block) - 1) >> group_bits) + 1) * panel_columns;
-    for (int64_t i = 0; i < numbers + 2 * panel_columns; i += 64)
-      MHA_PREFETCH_L2(block + later + i);
     for (int64_t c = 0; c < panel_columns; c += Vector::size) {
       const Vector factor = load(factors + c);
       for (int64_t i = c; i < numbers; i += panel_columns) store(to + i, load(codes + i) * factor);
@@ -608,8 +605,8 @@ MHA_NOINLINE inline void add_offsets(const Projection &p, int64_t panel, const f
     for (int64_t k = g * p.group; are_in_blocks && k < end; k += scale_block) {
       float *const to = offsets + ((k >> group_bits) - g) * panel_columns;
       const int64_t terms = min(scale_block, end - k);
-      widen_scales(stored.scales + stored.offsets_apart, group_bits, k, terms, 0, to);
-      widen_scales(stored.scales, group_bits, k, terms, 0, scales);
+      widen_scales(stored.scales + stored.offsets_apart, group_bits, k, terms, to);
+      widen_scales(stored.scales, group_bits, k, terms, scales);
       for (int64_t i = 0; has_centre && i < (((terms - 1) >> group_bits) + 1) * panel_columns;
            i += Vector::size)
         store(to + i, mul_add(centre, load(scales + i), load(to + i)));

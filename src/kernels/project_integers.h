@@ -386,7 +386,7 @@ MHA_NOINLINE inline void project_codes(const Projection &p, const void *rows, in
       if (are_in_blocks) {
         for (int64_t i = 0; i < tile.panels; ++i)
           widen_scales(stored.scales + i * stored.scales_bytes, tile.group_bits, k, tile.terms,
-                       stored.offsets_apart, scales + i * tile.panel_scales);
+                       scales + i * tile.panel_scales);
         tile.scales = scales;
       } else if (p.group != 0) {
         tile.scales =

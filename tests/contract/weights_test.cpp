@@ -281,7 +281,7 @@ TEST_P(StoredWeights, InGroupsEqualTheSpecification) {
   Sample sample;
   int round = 0;
   for (const int64_t dim : {1, 15, 17, 33, 66, 95, 127, 128, 129, 257, 1100}) {
-    for (const WeightFormat &kind : kGroupFormats) {
+    for (const WeightFormat &kind : GroupFormats()) {
       for (const int64_t group : kGroups) {
         if (!sample.Takes()) continue;
         const int64_t n = dim > 300 ? 3 : round % 3 == 0 ? 1 + round % 2 : random.Between(1, 40);
@@ -321,7 +321,7 @@ TEST_P(StoredWeights, InGroupsOfTheGreatestCodesEqualTheSpecification) {
   for (const int64_t n : {1, 9}) {
     LayerProblem problem = RandomProblem(&random, n, 256, 2, 1, 24, 24, 64);
     for (size_t i = 0; i < problem.query.size(); i++) problem.query[i] = i / 300 % 2 ? 3.0f : -3.0f;
-    for (const WeightFormat &kind : kGroupFormats) {
+    for (const WeightFormat &kind : GroupFormats()) {
       if (!IsOfIntegers(kind)) continue;
       problem.arithmetic = kind.arithmetic;
       for (const int64_t group : kGroups) {
@@ -345,7 +345,7 @@ TEST_P(StoredWeights, InGroupsOfManyRowsOrColumnsAndThreadsEqualTheSpecification
       {1, 250, MHA_TYPE_F32},  {1, 250, MHA_TYPE_INT8},  {2, 250, MHA_TYPE_F16},
       {2, 250, MHA_TYPE_F32},  {2, 250, MHA_TYPE_INT8}};
   for (const auto &[n, output_dim, scale_type] : shapes) {
-    for (const WeightFormat &kind : kGroupFormats) {
+    for (const WeightFormat &kind : GroupFormats()) {
       const bool are_in_blocks = scale_type == MHA_TYPE_INT8;
       if (are_in_blocks && !IsOfIntegers(kind)) continue;
       LayerProblem problem = are_in_blocks
@@ -468,7 +468,7 @@ TEST(PackedWeights, AreALayerWithoutACopyForEveryKind) {
 TEST(PackedWeights, InGroupsAreALayerWithoutACopy) {
   Random random(18);
   LayerProblem problem = RandomProblem(&random, 3, 99, 3, 1, 21, 20, 50);
-  for (const WeightFormat &kind : kGroupFormats) {
+  for (const WeightFormat &kind : GroupFormats()) {
     problem.arithmetic = kind.arithmetic;
     for (const int64_t group : kGroups) {
       for (const uint32_t scale_type : {MHA_TYPE_F32, MHA_TYPE_F16, MHA_TYPE_INT8}) {
@@ -963,7 +963,7 @@ TEST(Accuracy, OfALayerInBf16) {
 TEST(Accuracy, OfOffsetsIsThatOfFloatsAndOfTheInputsAsIntegers) {
   constexpr int64_t width = 1100, rows = 3;
   Random random(22);
-  for (const WeightFormat &kind : kGroupFormats) {
+  for (const WeightFormat &kind : GroupFormats()) {
     for (const int64_t group : kGroups) {
       LayerProblem problem = RandomProblem(&random, rows, width, 2, 1, 20, 20, 8);
       problem.b_q.clear();

@@ -966,7 +966,7 @@ TEST_P(Stack, CallsAndPackingNeedAtMostWhatTheHeaderStates) {
   };
   Random random(3);
   std::vector<WeightFormat> formats(std::begin(kWeightFormats), std::end(kWeightFormats));
-  formats.insert(formats.end(), std::begin(kGroupFormats), std::end(kGroupFormats));
+  for (const WeightFormat &format : GroupFormats()) formats.push_back(format);
   for (const WeightFormat &format : formats) {
     SCOPED_TRACE(format.name);
     LayerProblem sizes = SquareSizes(300, 3, 3, 100);

@@ -33,6 +33,17 @@ inline LayerData GivenAs(const LayerProblem &problem, uint32_t layout, bool is_f
   return LayerData(problem, Place::kAnywhere, form);
 }
 
+// The formats of weights in groups of a quantiser: all codes, and types that only it gives.
+inline std::vector<WeightFormat> GroupFormats() {
+  std::vector<WeightFormat> formats = {{Stored::kInt5, Arithmetic::kInt8, "int5 in int8"},
+                                       {Stored::kInt5, Arithmetic::kInt16, "int5 in int16"},
+                                       {Stored::kInt6, Arithmetic::kInt8, "int6 in int8"},
+                                       {Stored::kInt6, Arithmetic::kInt16, "int6 in int16"}};
+  for (const WeightFormat &format : kWeightFormats)
+    if (format.stored >= Stored::kInt8) formats.push_back(format);
+  return formats;
+}
+
 // What codes with offsets exceed those without by.
 inline float CentreOf(Stored stored) {
   return stored < Stored::kInt4    ? 0.0f

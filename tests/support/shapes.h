@@ -42,18 +42,6 @@ inline constexpr WeightFormat kWeightFormats[] = {
     {Stored::kInt4, Arithmetic::kInt8, "int4 in int8"},
     {Stored::kInt4, Arithmetic::kInt16, "int4 in int16"},
     {Stored::kBf16, Arithmetic::kBf16, "bf16 in bf16"}};
-// Those that may have groups of a quantiser.
-inline constexpr WeightFormat kGroupFormats[] = {
-    {Stored::kInt8, Arithmetic::kF32, "int8"},
-    {Stored::kInt4, Arithmetic::kF32, "int4"},
-    {Stored::kInt8, Arithmetic::kInt8, "int8 in int8"},
-    {Stored::kInt8, Arithmetic::kInt16, "int8 in int16"},
-    {Stored::kInt4, Arithmetic::kInt8, "int4 in int8"},
-    {Stored::kInt4, Arithmetic::kInt16, "int4 in int16"},
-    {Stored::kInt5, Arithmetic::kInt8, "int5 in int8"},
-    {Stored::kInt5, Arithmetic::kInt16, "int5 in int16"},
-    {Stored::kInt6, Arithmetic::kInt8, "int6 in int8"},
-    {Stored::kInt6, Arithmetic::kInt16, "int6 in int16"}};
 inline bool IsOfIntegers(const WeightFormat &format) {
   return format.arithmetic == Arithmetic::kInt8 || format.arithmetic == Arithmetic::kInt16;
 }
