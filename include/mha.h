@@ -404,7 +404,7 @@ struct mha_outputs;
 typedef struct mha_call {
   /* Usually the same for all calls of a layer */
   uint32_t flags;       /* MHA_CAUSAL | WINDOW_LEFT | WINDOW_RIGHT | EQUAL_SCORES */
-  uint32_t reserved;
+  uint32_t attention_arithmetic; /* MHA_ARITHMETIC_F32 or INT16 of scores and context; 0 = F32 */
   int64_t window_left;  /* with MHA_WINDOW_LEFT: >= 0 (Hugging Face's sliding_window - 1); else 0 */
   int64_t window_right; /* with MHA_WINDOW_RIGHT: >= 0; otherwise 0 */
   const struct mha_rope *rope;           /* rotation of queries and new keys; NULL = none */

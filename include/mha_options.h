@@ -56,6 +56,10 @@
  * BF16 needs BF16 weights. It rounds input rows to BF16, takes numbers below 2^-50 in magnitude for
  * 0, and sums products in float. An instruction of MHA_INSTRUCTION_SET_AVX512_BF16 multiplies twice
  * as many numbers as one of float; other sets take as long as with F32, with the same bits.
+ *
+ * Attention (mha_call.attention_arithmetic) computes in F32 or INT16. With INT16, keys are INT8 and
+ * values INT8 or INT4: those of a cache, or the call's, which are rounded to INT8 as a cache would
+ * do. Each query, and the weights of each 256 keys, become 16-bit integers with a scale.
  */
 #define MHA_ARITHMETIC_F32 0u
 #define MHA_ARITHMETIC_INT8 0x501u  /* inputs as 8-bit integers */

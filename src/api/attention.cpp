@@ -25,16 +25,20 @@ bool stores_rows(const AttentionCall &call) {
 // each key once, so packing would not pay. The workspace has the memory whatever n_kv is, so that
 // fewer keys never need more.
 bool may_pack_keys(const AttentionCall &call) {
-  const ChosenKeys &chosen = call.stage.attention.request.options.chosen;
-  return chosen.lists.base && chosen.block % tile_keys == 0 && !call.stage.sequences.cache &&
-         call.args.call.n_q > 1;
+  const AttentionRequest &request = call.stage.attention.request;
+  const ChosenKeys &chosen = request.options.chosen;
+  if (call.stage.sequences.cache) return false;
+  return request.is_in_integers ||
+         (chosen.lists.base && chosen.block % tile_keys == 0 && call.args.call.n_q > 1);
 }
 
 // They are if each key is chosen twice or more often on average.
 bool packs_keys(const AttentionCall &call) {
-  const ChosenKeys &chosen = call.stage.attention.request.options.chosen;
+  const AttentionRequest &request = call.stage.attention.request;
+  const ChosenKeys &chosen = request.options.chosen;
   const Count choices = Count(call.args.call.n_q) * Count(chosen.count) * Count(chosen.block);
-  return may_pack_keys(call) && (choices.overflows() || choices.value() / 2 >= call.args.call.n_kv);
+  return may_pack_keys(call) && (request.is_in_integers || choices.overflows() ||
+                                 choices.value() / 2 >= call.args.call.n_kv);
 }
 
 Count key_positions(const AttentionCall &call) {
@@ -46,9 +50,14 @@ Count key_positions(const AttentionCall &call) {
 
 void take_packed(const Count &positions, AttentionCall *call, WorkspaceLayout *layout) {
   const mha_attention_args &args = call->args;
+  const Attention &attention = call->stage.attention;
   const Count rows = Count(args.call.batch) * Count(args.num_kv_heads) * positions;
-  call->packed_k = layout->take_floats(rows * Count(key_stride_of(args.head_dim)));
-  call->packed_v = layout->take_floats(rows * Count(call->stage.attention.plan.head_dim_v_padded));
+  const int64_t v_width = attention.plan.head_dim_v_padded;
+  const bool are_codes = attention.request.is_in_integers;
+  call->packed_k = layout->take_floats(
+      rows * Count(are_codes ? floats_of_codes(args.head_dim) : key_stride_of(args.head_dim)));
+  call->packed_v =
+      layout->take_floats(rows * Count(are_codes ? floats_of_codes(v_width) : v_width));
 }
 
 // Plans the call anew if plain keys are packed once for all units. Units have fewer rows then, and
@@ -58,8 +67,8 @@ void share_keys(AttentionCall *call) {
   AttentionStage &stage = call->stage;
   const AttentionRequest &request = stage.attention.request;
   const int64_t num_threads = threads_of(stage.scheduler);
-  if (num_threads <= 2 || stage.sequences.cache || request.options.chosen.lists.base ||
-      !packs_often(stage))
+  if (num_threads <= 2 || stage.sequences.cache || request.is_in_integers ||
+      request.options.chosen.lists.base || !packs_often(stage))
     return;
   AttentionCall shared = *call;
   Attention &attention = shared.stage.attention;
@@ -124,11 +133,16 @@ void place(const AttentionCall &call, unsigned char *workspace, AttentionArrays 
   if (packs) {
     const int64_t positions = key_positions(call).value();
     const auto packed = [&](int64_t offset, int64_t row_stride) {
-      const float *const base = reinterpret_cast<float *>(workspace + offset);
+      float *const base = reinterpret_cast<float *>(workspace + offset);
+      if (stage.attention.request.is_in_integers)
+        return packed_codes_at(base, row_stride, positions, args.num_kv_heads,
+                               args.call.batch * args.num_kv_heads, stage.sequences.is_packed());
       return packed_floats(base, row_stride, positions * row_stride, positions, args.num_kv_heads,
                            stage.sequences.is_packed());
     };
-    arrays->k = packed(call.packed_k, key_stride_of(args.head_dim));
+    arrays->k = packed(call.packed_k, stage.attention.request.is_in_integers
+                                          ? args.head_dim
+                                          : key_stride_of(args.head_dim));
     arrays->v = packed(call.packed_v, stage.attention.plan.head_dim_v_padded);
   }
   arrays->gate = {};

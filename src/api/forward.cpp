@@ -27,10 +27,12 @@ int64_t key_tiles(const ForwardCall &call) {
 
 // Whether keys and values go to rows first, from which they are prepared and stored.
 bool has_key_rows(const ForwardCall &call) {
-  return call.stage.sequences.cache || call.stage.attention.request.prepare_k.is_any;
+  const AttentionRequest &request = call.stage.attention.request;
+  return call.stage.sequences.cache || request.is_in_integers || request.prepare_k.is_any;
 }
 bool has_value_rows(const ForwardCall &call) {
-  return call.stage.sequences.cache || call.stage.attention.request.prepare_v.is_any;
+  const AttentionRequest &request = call.stage.attention.request;
+  return call.stage.sequences.cache || request.is_in_integers || request.prepare_v.is_any;
 }
 
 // Takes the memory of a call: first for the attention, then for what the products write, then for
@@ -49,11 +51,15 @@ void plan_workspace(const mha_layer &layer, ForwardCall *call, WorkspaceLayout *
     return layout->take_floats(is_needed ? rows * Count(width) : none);
   };
   const Count key_positions = Count(key_tiles(*call)) * Count(tile_keys);
-  const Count value_positions = s.is_packed() ? key_positions : Count(args.call.n_kv);
+  const bool are_codes = attention.request.is_in_integers;
+  const int64_t v_width = attention.plan.head_dim_v_padded;
+  const Count value_positions = s.is_packed() || are_codes ? key_positions : Count(args.call.n_kv);
   call->q = take(true, q_rows, shape.q_columns());
   call->gate = take(true, q_rows, shape.g_columns());
-  call->k = take(!s.cache, kv_heads * key_positions, key_stride_of(shape.head_dim));
-  call->v = take(!s.cache, kv_heads * value_positions, attention.plan.head_dim_v_padded);
+  call->k = take(!s.cache, kv_heads * key_positions,
+                 are_codes ? floats_of_codes(shape.head_dim) : key_stride_of(shape.head_dim));
+  call->v =
+      take(!s.cache, kv_heads * value_positions, are_codes ? floats_of_codes(v_width) : v_width);
   call->k_rows = take(has_key_rows(*call), kv_rows, shape.k_columns());
   call->v_rows = take(has_value_rows(*call), kv_rows, shape.v_columns());
   call->context = take(shape.has_output, q_rows, shape.context_columns());
@@ -73,7 +79,7 @@ InputRows rows_of(const mha_input &input, int64_t n, bool is_packed, const Exten
 
 // Whether the call asks for nothing but all of its rows, with MHA_CAUSAL at most.
 bool is_plain(const mha_call &call) {
-  return (call.flags & ~MHA_CAUSAL) == 0 && call.reserved == 0 &&
+  return (call.flags & ~MHA_CAUSAL) == 0 && call.attention_arithmetic == 0 &&
          (call.window_left | call.window_right) == 0 && !call.rope && !call.norm && !call.score &&
          !call.sequences && !call.score_arrays && !call.cache && !call.cache_read && !call.outputs;
 }
@@ -196,7 +202,16 @@ void place(const ForwardCall &call, unsigned char *memory, AttentionArrays *arra
   arrays->q = rows_at(call.q, args.call.n_q, shape.q_columns(), shape.head_dim);
   arrays->k = stage.attention.request.k;
   arrays->v = stage.attention.request.v;
-  if (!stage.sequences.cache) {
+  const int64_t v_width = stage.attention.plan.head_dim_v_padded;
+  if (stage.attention.request.is_in_integers && !stage.sequences.cache) {
+    const auto packed = [&](int64_t offset, int64_t width) {
+      return packed_codes_at(reinterpret_cast<float *>(memory + offset), width,
+                             key_tiles(call) * tile_keys, shape.num_kv_heads,
+                             args.call.batch * shape.num_kv_heads, call.is_packed());
+    };
+    arrays->k = packed(call.k, shape.head_dim);
+    arrays->v = packed(call.v, v_width);
+  } else if (!stage.sequences.cache) {
     const int64_t positions = key_tiles(call) * tile_keys,
                   value_positions = call.is_packed() ? positions : args.call.n_kv;
     const auto packed = [&](int64_t offset, int64_t row_stride, int64_t positions_of_head) {
@@ -205,7 +220,7 @@ void place(const ForwardCall &call, unsigned char *memory, AttentionArrays *arra
                            call.is_packed());
     };
     arrays->k = packed(call.k, key_stride_of(shape.head_dim), positions);
-    arrays->v = packed(call.v, stage.attention.plan.head_dim_v_padded, value_positions);
+    arrays->v = packed(call.v, v_width, value_positions);
   }
   arrays->new_keys = arrays->new_values = {};
   if (!args.call.cache_read && has_key_rows(call))

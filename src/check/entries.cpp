@@ -104,6 +104,8 @@ mha_status check_forward_request(Report report, const LayerShape &layer, const m
   request->k = cache ? cached_keys(*sequences) : KeyValues{};
   request->v = cache ? cached_values(*sequences) : KeyValues{};
   if (!cache) request->k.is_packed = request->v.is_packed = true;
+  request->is_in_integers = call.attention_arithmetic != MHA_ARITHMETIC_F32;
+  if (!cache && request->is_in_integers) request->k = request->v = packed_codes();
   if (call.cache && is_stored(request->k))
     return report.invalid(
         "cache has MHA_CACHE_VALUES_IN_KEYS, but the layer projects values; give cache_read, or "
@@ -203,9 +205,11 @@ RequestRows describe_rows(const mha_attention_args &args, const AttentionUse &us
   request->scale =
       args.scale != 0.0f ? args.scale : 1.0f / MHA_SQRTF(static_cast<float>(args.head_dim));
   request->most_queries = use.most_queries;
-  request->k = cache ? cached_keys(sequences) : plain_rows(k);
-  request->v = cache ? cached_values(sequences) : plain_rows(v);
-  const bool stores_rows = cache && args.call.n_kv > 0;
+  request->is_in_integers = args.call.attention_arithmetic != MHA_ARITHMETIC_F32;
+  const bool packs_rows = request->is_in_integers && !cache;
+  request->k = cache ? cached_keys(sequences) : packs_rows ? packed_codes() : plain_rows(k);
+  request->v = cache ? cached_values(sequences) : packs_rows ? packed_codes() : plain_rows(v);
+  const bool stores_rows = packs_rows || (cache && args.call.n_kv > 0);
   return {storage_of_type(args.q.type), stores_rows ? k.storage : Storage::f32,
           stores_rows ? v.storage : Storage::f32, false, use.has_values};
 }
@@ -240,6 +244,11 @@ mha_status check_left_out(Report report, const mha_attention_args &args) {
                 {"score", args.call.score},
                 {"score_arrays", args.call.score_arrays},
                 {"outputs", args.call.outputs}};
+  if (args.call.attention_arithmetic != MHA_ARITHMETIC_F32)
+    return report.invalid(
+        "attention.call.attention_arithmetic is %u, but mha_choose_keys computes in F32; set it to "
+        "MHA_ARITHMETIC_F32 (0)",
+        args.call.attention_arithmetic);
   for (const auto &array : arrays) {
     if (array.given)
       return report.invalid(

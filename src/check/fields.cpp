@@ -75,7 +75,8 @@ MHA_FIELDS(mha_sequences,
 MHA_FIELDS(mha_call,
   MHA_RULE(flags, flags, 0xf,
            "MHA_CAUSAL (0x1), WINDOW_LEFT (0x2), WINDOW_RIGHT (0x4) or EQUAL_SCORES (0x8)")
-  MHA_RULE(range, reserved, 0, 0, "0 in mha_call")
+  MHA_RULE(one_of, attention_arithmetic, {0, 1282},
+           "MHA_ARITHMETIC_F32 (0) or MHA_ARITHMETIC_INT16 (1282)")
   MHA_RULE(range, window_left, 0, INT64_MAX, "at least 0")
   MHA_RULE(range, window_right, 0, INT64_MAX, "at least 0"))
 

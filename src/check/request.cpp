@@ -5,6 +5,7 @@
 #include "request.h"
 
 #include "../base/structs.h"
+#include "../storage.h"
 #include "cache.h"
 #include "norm.h"
 #include "rules.h"
@@ -59,6 +60,19 @@ mha_status check_optional_outputs(Report report, const AttentionRequest &request
   return MHA_OK;
 }
 
+// Integers are multiplied by integers: keys and values have to be stored as such.
+mha_status check_arithmetic(Report report, const AttentionRequest &request) {
+  if (!request.is_in_integers) return MHA_OK;
+  const Storage k = request.k.storage, v = request.v.storage;
+  if (k != Storage::int8 || (v != Storage::int8 && v != Storage::int4))
+    return report.invalid(
+        "attention_arithmetic is MHA_ARITHMETIC_INT16, but the cache stores keys as MHA_TYPE %u "
+        "and values as %u; use a cache with k_type MHA_TYPE_INT8 (4) and v_type MHA_TYPE_INT8 (4) "
+        "or MHA_TYPE_INT4 (5)",
+        type_of(k), type_of(v));
+  return MHA_OK;
+}
+
 // How rows are prepared on their way.
 Preparation preparation_of(const Norm &norm, const Rotation &rotation, Storage rows) {
   return {norm, rotation, norm.is_given || rotation.cos || rows != Storage::f32};
@@ -83,6 +97,7 @@ mha_status check_request(Report report, const mha_call &call, const RequestRows 
   AttentionRequest &r = *request;
   MHA_TRY(check_score_options(report, {call.score, call.score_arrays}, r.num_heads, r.num_kv_heads,
                               s, &s.scored, &r.options));
+  MHA_TRY(check_arithmetic(report, r));
   MHA_TRY(check_sequences(report, s, r.num_kv_heads, r.head_dim, r.head_dim_v, &s.rope));
   Norms norms;
   MHA_TRY(check_norm(report, call.norm, s, r, rows.has_output_weights, &norms));

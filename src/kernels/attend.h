@@ -31,6 +31,15 @@ MHA_NOINLINE const float *prepared_query(const Unit &unit, const Row &row, float
                          id, unit.call.request.head_dim, to);
 }
 
+// Turns a row into codes of 16 bits in place, with their scale behind the last pair (CONTRACT.md,
+// section 7).
+template <class V>
+MHA_NOINLINE void encode_query(int64_t head_dim, float *row) {
+  const CodeScale scale = code_scale_of(row, most_word, head_dim);
+  encode_words<V>(row, head_dim, scale.factor, row);
+  row[pairs_of(head_dim)] = scale.scale;
+}
+
 // Copies the queries of rows [begin, end) to scratch memory, prepared and scaled.
 template <class V>
 MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
@@ -50,6 +59,7 @@ MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
     for (int64_t k = 0; k < whole; k += V::size)
       store(to + k, canonical_nan(load<V>(from + k) * factor));
     for (int64_t k = whole; k < head_dim; ++k) to[k] = canonical_nan(from[k] * scale);
+    if (call.run.codes) encode_query<V>(head_dim, to);
   }
 }
 

@@ -20,6 +20,20 @@ namespace {
 
 // ---- Products
 
+// The loops over keys or values: of floats those of the set, and of codes those of its products.
+template <class V>
+MHA_INLINE Loops key_loops(const Unit &unit, int64_t rows, Storage storage, bool prefetches) {
+  const ProductKernels *const codes = unit.call.run.codes;
+  return codes ? codes->loops_over_codes(rows, storage, false)
+               : loops_over_keys<V>(rows, storage, prefetches);
+}
+template <class V>
+MHA_INLINE Loops value_loops(const Unit &unit, int64_t rows, Storage storage, bool prefetches) {
+  const ProductKernels *const codes = unit.call.run.codes;
+  return codes ? codes->loops_over_codes(rows, storage, true)
+               : loops_over_values<V>(rows, storage, prefetches);
+}
+
 // The key tiles to multiply with, and where their products go: those of one chunk, followed by
 // those of other chunks if a row takes several side by side.
 struct KeyTileList {
@@ -48,7 +62,10 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyT
                                 Range tiles, const Loops &loops, const float *queries,
                                 int64_t num_rows, bool interleaves, const PrefetchSource &ahead) {
   const KeyTiles &keys = chunk.keys;
-  const int64_t head_dim = unit.call.request.head_dim, slice = late_width(unit.call);
+  const bool are_codes = unit.call.run.codes;
+  const int64_t head_dim = unit.call.request.head_dim, slice = late_width(unit.call),
+                stride = unit.call.plan.query_stride,
+                terms = are_codes ? pairs_of(head_dim) : head_dim;
   const uint32_t most = static_cast<uint32_t>(loops.wide.strips);
   const int64_t apart = interleaves ? (static_cast<uint32_t>(list.count) + most - 1) / most : 1;
   // Tiles side by side prefetch all tiles of the next chunk in turn.
@@ -56,15 +73,15 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyT
       interleaves ? static_cast<uint32_t>(tiles.end - tiles.begin) / static_cast<uint32_t>(apart)
                   : 1;
   const float *rows[max_tile_rows];
-  for (int64_t r = 0; r < loops.wide.rows; ++r) rows[r] = queries + min(r, num_rows - 1) * head_dim;
+  for (int64_t r = 0; r < loops.wide.rows; ++r) rows[r] = queries + min(r, num_rows - 1) * stride;
   Tile tile;
   tile.rows = rows;
   tile.next_rows = 0;
-  tile.column_stride = tile_keys;
-  tile.terms = head_dim;
-  tile.chain = score_block;
+  tile.column_stride = are_codes && keys.storage == Storage::int8 ? 2 * tile_keys : tile_keys;
+  tile.terms = terms;
+  tile.chain = are_codes ? score_pairs : score_block;
   tile.sums_stride = score_stride;
-  tile.mode = Sums::replace;
+  tile.mode = are_codes ? Sums::add_scaled : Sums::replace;
   for (int64_t i = 0, step, end = interleaves ? apart : list.count; i < end; i += step) {
     const Loop &loop = !interleaves && end - i < loops.wide.strips ? loops.narrow : loops.wide;
     for (int64_t b = 0; b < loop.strips; ++b) {
@@ -86,9 +103,8 @@ MHA_NOINLINE void multiply_keys(const Unit &unit, const Chunk &chunk, const KeyT
     const int64_t ahead_bytes = step * tiles_ahead * ahead.bytes;
     const char *const first_ahead =
         is_ahead ? ahead.at(key_tile) + ahead.share * ahead_bytes : nullptr;
-    tile.prefetch = is_ahead
-                        ? prefetch_stretch(first_ahead, ahead_bytes, loop, head_dim, tile.repeats)
-                        : no_prefetch(queries);
+    tile.prefetch = is_ahead ? prefetch_stretch(first_ahead, ahead_bytes, loop, terms, tile.repeats)
+                             : no_prefetch(queries);
     if (!keys.are_late) {
       loop.run(tile);
       continue;
@@ -118,7 +134,7 @@ MHA_NOINLINE void multiply_row(const Unit &unit, const Chunk &chunk, Range tiles
                                float *products) {
   KeyTileList list;
   list.add(chunk.keys, tiles, products);
-  multiply_keys<V>(unit, chunk, list, tiles, loops_over_keys<V>(1, chunk.keys.storage, false),
+  multiply_keys<V>(unit, chunk, list, tiles, key_loops<V>(unit, 1, chunk.keys.storage, false),
                    unit.q(row), 1, false, no_prefetch_source);
 }
 
@@ -139,11 +155,11 @@ MHA_NOINLINE void scale_products(const KeyTiles &keys, Range tiles, float scale,
   }
 }
 
-// Sets the scores of those keys of some tiles that lie outside of `keys` to -infinity.
+// Sets the scores, or others, of those keys of some tiles that lie outside of `keys` to `value`.
 template <class V>
-MHA_INLINE void leave_out_edges(Range tiles, Range keys, float *products) {
+MHA_INLINE void leave_out_edges(Range tiles, Range keys, float value, float *products) {
   constexpr int64_t lanes = V::size;
-  const V none = all<V>(-infinity);
+  const V none = all<V>(value);
   for (int64_t key = tiles.begin * tile_keys; key < keys.begin; key += lanes) {
     store(products + key, first_lanes(none, keys.begin - key, load<V>(products + key)));
   }
@@ -197,11 +213,12 @@ MHA_INLINE float score_row(const Unit &unit, int64_t row, const Chunk &chunk, Ra
 
 // ---- Softmax
 
-// Computes p = exp(score - m) of some tiles and adds up p. As many vectors run side by side as the
-// registers have room for, because exp is a long chain of operations.
-template <class V, int tiles>
-MHA_INLINE void exp_of_tiles(float *s, V factor, V maximum,
-                             V (&partial_sums)[tile_keys / V::size]) {
+// Computes p = exp(score - m) of some tiles, adds up p, and stores finish(p, vector). As many
+// vectors run side by side as the registers have room for, because exp is a long chain of
+// operations.
+template <class V, int tiles, class Finish>
+MHA_INLINE void exp_of_tiles(float *s, V factor, V maximum, V (&partial_sums)[tile_keys / V::size],
+                             const Finish &finish) {
   constexpr int vectors = tile_keys / V::size, count = vectors * tiles;
   constexpr int at_once = static_cast<int>(min(count, TileShape<V::size>::exp_vectors));
   static_assert(count % at_once == 0, "no vector is left over");
@@ -210,52 +227,100 @@ MHA_INLINE void exp_of_tiles(float *s, V factor, V maximum,
     MHA_EACH(i, at_once) p[i] = load<V>(s + (first + i) * V::size) * factor - maximum;
     exp_of(p);
     MHA_EACH(i, at_once) {
-      store(s + (first + i) * V::size, p[i]);
+      store(s + (first + i) * V::size, finish(p[i], first + i));
       partial_sums[(first + i) % vectors] = partial_sums[(first + i) % vectors] + p[i];
     }
   }
 }
 
+// Computes the same of all tiles of a row, and returns the sum.
+template <class V, class Finish>
+MHA_INLINE float exp_of_row(Range tiles, V factor, V maximum, float *scores, const Finish &finish) {
+  constexpr int vectors = tile_keys / V::size;
+  constexpr int at_once = static_cast<int>(max(1, TileShape<V::size>::exp_vectors / vectors));
+  V partial_sums[vectors];
+  MHA_EACH(i, vectors) partial_sums[i] = all<V>(0.0f);
+  int64_t key_tile = tiles.begin;
+  const auto finish_tile = [&](V p, int i) MHA_INLINED {
+    return finish(p, key_tile + i / vectors, i % vectors);
+  };
+  for (; key_tile + at_once <= tiles.end; key_tile += at_once) {
+    exp_of_tiles<V, at_once>(scores + key_tile * tile_keys, factor, maximum, partial_sums,
+                             finish_tile);
+  }
+  if constexpr (at_once > 1) {
+    for (; key_tile < tiles.end; ++key_tile)
+      exp_of_tiles<V, 1>(scores + key_tile * tile_keys, factor, maximum, partial_sums, finish_tile);
+  }
+  return sum16(partial_sums);
+}
+
+// The greatest score of a row with some tiles, after they are multiplied by the scales of the keys,
+// if there are any, and then by `scale`.
+template <class V>
+MHA_INLINE float greatest_score(Range tiles, const KeyTiles *of_keys, float scale, float *row) {
+  constexpr int lanes = V::size, vectors = tile_keys / lanes;
+  V greatest_yet[vectors];
+  MHA_EACH(i, vectors) greatest_yet[i] = all<V>(-infinity);
+  for (int64_t key_tile = tiles.begin; key_tile < tiles.end; ++key_tile) {
+    MHA_EACH(i, vectors) {
+      float *const at = row + key_tile * tile_keys + i * lanes;
+      V s = load<V>(at);
+      if (of_keys) {
+        s = (s * load<V>(of_keys->scales[key_tile] + i * lanes)) * all<V>(scale);
+        store(at, s);
+      }
+      greatest_yet[i] = max_of(s, greatest_yet[i]);
+    }
+  }
+  MHA_UNROLL for (int i = 1; i < vectors; ++i) greatest_yet[0] =
+      max_of(greatest_yet[i], greatest_yet[0]);
+  return greatest(greatest_yet[0]);
+}
+
 // Turns the scores of some rows with some tiles, times a factor, into p = exp(score - m), and
 // computes m and the sum l of p. keys: those of each row; other keys get p = 0. The maxima of all
 // rows come first, so that no exp waits for one.
+//
+// of_keys: where they are given, scores are to be multiplied by their scales before the factor.
+// of_values: where they are given, p is multiplied by their scales, and most[r] becomes the
+// greatest of the magnitudes, or infinity if one of them is not finite.
 template <class V>
-MHA_NOINLINE void softmax(Range tiles, const Range *keys, float factor, int64_t rows, float *scores,
-                          float *m, float *l) {
-  constexpr int lanes = V::size, vectors = tile_keys / lanes;
-  constexpr int at_once = static_cast<int>(max(1, TileShape<V::size>::exp_vectors / vectors));
+MHA_NOINLINE void softmax(Range tiles, const Range *keys, const KeyTiles *of_keys, float factor,
+                          const KeyTiles *of_values, int64_t rows, float *scores, float *m,
+                          float *l, float *most) {
   for (int64_t r = 0; r < rows; ++r) {
     float *const row = scores + r * score_stride;
-    if (keys[r].begin > tiles.begin * tile_keys || keys[r].end < tiles.end * tile_keys)
-      leave_out_edges<V>(tiles, keys[r], row);
-    V greatest_yet[vectors];
-    MHA_EACH(i, vectors) greatest_yet[i] = all<V>(-infinity);
-    for (int64_t key_tile = tiles.begin; key_tile < tiles.end; ++key_tile) {
-      MHA_EACH(i, vectors) {
-        greatest_yet[i] = max_of(load<V>(row + key_tile * tile_keys + i * lanes), greatest_yet[i]);
-      }
+    const KeyTiles *of_row = of_keys;
+    if (keys[r].begin > tiles.begin * tile_keys || keys[r].end < tiles.end * tile_keys) {
+      if (of_row) scale_products<V>(*of_row, tiles, factor, row);
+      of_row = nullptr;
+      leave_out_edges<V>(tiles, keys[r], -infinity, row);
     }
-    MHA_UNROLL for (int i = 1; i < vectors; ++i) greatest_yet[0] =
-        max_of(greatest_yet[i], greatest_yet[0]);
     // Rounding keeps the order: the greatest score is that of the greatest product.
-    m[r] = greatest(greatest_yet[0]) * factor;
+    m[r] = greatest_score<V>(tiles, of_row, factor, row);
+    if (!of_keys) m[r] = m[r] * factor;
   }
-  const V every_factor = all<V>(factor);
+  const V every_factor = all<V>(of_keys ? 1.0f : factor);
   for (int64_t r = 0; r < rows; ++r, scores += score_stride) {
     // If no score is above -infinity, any finite maximum will do: exp gives 0 for the keys that are
     // left out, and NaN for a NaN.
     const V maximum = all<V>(m[r] == -infinity ? 0.0f : m[r]);
-    V partial_sums[vectors];
-    MHA_EACH(i, vectors) partial_sums[i] = all<V>(0.0f);
-    int64_t key_tile = tiles.begin;
-    for (; key_tile + at_once <= tiles.end; key_tile += at_once) {
-      exp_of_tiles<V, at_once>(scores + key_tile * tile_keys, every_factor, maximum, partial_sums);
+    if (!of_values) {
+      l[r] = exp_of_row<V>(tiles, every_factor, maximum, scores,
+                           [](V p, int64_t, int) MHA_INLINED { return p; });
+      continue;
     }
-    if constexpr (at_once > 1) {
-      for (; key_tile < tiles.end; ++key_tile)
-        exp_of_tiles<V, 1>(scores + key_tile * tile_keys, every_factor, maximum, partial_sums);
-    }
-    l[r] = sum16(partial_sums);
+    const V zero = all<V>(0.0f);
+    V magnitude = zero, zero_or_nan = zero;
+    l[r] = exp_of_row<V>(tiles, every_factor, maximum, scores,
+                         [&](V p, int64_t key_tile, int i) MHA_INLINED {
+                           p = p * load<V>(of_values->scales[key_tile] + i * V::size);
+                           magnitude = max_of(max_of(p, zero - p), magnitude);
+                           zero_or_nan = mul_add(p, zero, zero_or_nan);
+                           return p;
+                         });
+    most[r] = greatest(max_of(value_if_nan(zero_or_nan, all<V>(infinity)), magnitude));
   }
 }
 
@@ -264,29 +329,32 @@ MHA_NOINLINE void softmax(Range tiles, const Range *keys, float factor, int64_t 
 // o[r] = the sum of p[r][j] * value j over `keys`, all columns of the values. Values that follow
 // each other in memory without a gap are one call of the loop, which continues the sums of the call
 // before.
+//
+// are_codes: p are pairs of words, and o are sums of integers.
 MHA_NOINLINE inline void add_values(const KeyTiles &values, int64_t width, Range keys,
-                                    const Loops &loops, const float *p, float *o,
+                                    bool are_codes, const Loops &loops, const float *p, float *o,
                                     const PrefetchSource &ahead) {
+  const int64_t together = are_codes ? 2 : 1;
   const int64_t columns = loops.wide.columns;
   const int64_t element = bytes_of(values.storage);
   const float *rows[max_tile_rows];
   Tile tile;
   tile.rows = rows;
   tile.next_rows = 0;
-  tile.column_stride = values.row_stride;
+  tile.column_stride = together * values.row_stride;
   tile.sums_stride = width;
   tile.chain = chunk_keys;
-  for (int64_t j = keys.begin, end; j < keys.end; j = end) {
+  for (int64_t j = keys.begin & -together, end; j < keys.end; j = end) {
     const int64_t key_tile = key_tile_of(j);
     end = min(values.run_end[key_tile], keys.end);
     const bool is_ahead = ahead.has(key_tile) && width >= columns;
     if (is_ahead) end = min(end, ahead.tiles->run_end[key_tile]);
     // Rows past the last are computed and discarded.
-    for (int64_t r = 0; r < loops.wide.rows; ++r) rows[r] = p + r * score_stride + j;
+    for (int64_t r = 0; r < loops.wide.rows; ++r) rows[r] = p + r * score_stride + j / together;
     tile.columns[0] =
         static_cast<const char *>(values.at[key_tile]) + lane_of(j) * values.row_stride * element;
     tile.sums[0] = o;
-    tile.terms = end - j;
+    tile.terms = (end - j + together - 1) / together;
     tile.mode = j > keys.begin ? Sums::extend : Sums::replace;
     const int64_t ahead_bytes = ahead.bytes * (key_tile_of(end + tile_keys - 1) - key_tile);
     tile.prefetch = no_prefetch(p);
@@ -335,14 +403,6 @@ MHA_NOINLINE bool has_other_than_finite(const float *o, int64_t count) {
   float sum = 0.0f;
   for (const float lane : lanes) sum += lane;
   return sum != 0.0f;  // NaN is not 0
-}
-
-// Multiplies p by the scales of values, so that the loop can read their codes.
-template <class V>
-MHA_NOINLINE void scale_by_values(const KeyTiles &values, int64_t key_tile, int64_t end, float *p) {
-  for (int64_t key = key_tile * tile_keys; key < end * tile_keys; key += V::size) {
-    store(p + key, load<V>(p + key) * load<V>(values.scales[key_tile_of(key)] + lane_of(key)));
-  }
 }
 
 // ---- The tile
@@ -404,7 +464,7 @@ MHA_NOINLINE void leave_out_values(const Unit &unit, const Chunk &chunk, const A
   KeyTileList list;
   list.add(chunk.keys, tiles, scores);
   multiply_keys<V>(unit, chunk, list, tiles,
-                   loops_over_keys<V>(rows.count, chunk.keys.storage, false), unit.q(rows.begin),
+                   key_loops<V>(unit, rows.count, chunk.keys.storage, false), unit.q(rows.begin),
                    rows.count, false, no_prefetch_source);
   for (int64_t r = 0; r < rows.count; ++r) {
     if (!is_unclear[r]) continue;
@@ -423,18 +483,67 @@ MHA_NOINLINE void leave_out_values(const Unit &unit, const Chunk &chunk, const A
   }
 }
 
-// Turns the products of some rows into p, and computes their m and l.
+// ---- Weights in integers (CONTRACT.md, section 8)
+
+// Sets the weights of keys that take no part in a row to 0, which they are not where the scale of
+// the value is not finite. p has replaced the scores, which are therefore computed again.
+template <class V>
+MHA_NOINLINE void leave_out_weights(const Unit &unit, const Chunk &chunk, Range tiles, Range own,
+                                    int64_t row, float *w) {
+  alignas(64) float scores[score_stride];
+  multiply_row<V>(unit, chunk, tiles, row, scores);
+  const float factor = score_row<V>(unit, row, chunk, tiles, own, scores);
+  for (int64_t j = own.begin; j < own.end; ++j) {
+    if (scores[j] * factor == -infinity) w[j] = 0.0f;
+  }
+}
+
+// Turns the weights w = p * scale of the value of some rows into pairs of words. most: the greatest
+// magnitude of each row, in place of which comes the scale.
+template <class V>
+MHA_NOINLINE void encode_weights(const Unit &unit, const Chunk &chunk, const Attending &keys,
+                                 const TileRows &rows, float *weights, float *most) {
+  const Range tiles = tiles_of(keys.some);
+  const int64_t first = tiles.begin * tile_keys, count = tiles.end * tile_keys - first;
+  for (int64_t r = 0; r < rows.count; ++r) {
+    float *const w = weights + r * score_stride;
+    CodeScale scale = code_scale_of(bits_of(most[r]), most_word);
+    if (scale.scale != scale.scale) {
+      leave_out_edges<V>(tiles, keys.of_row[r], 0.0f, w);
+      leave_out_weights<V>(unit, chunk, tiles, keys.of_row[r], rows.begin + r, w);
+      scale = code_scale_of(w + first, most_word, count);
+    }
+    encode_words<V>(w + first, count, scale.factor, w + first / 2);
+    most[r] = scale.scale;
+  }
+}
+
+// Makes o of the sums of rows.
+template <class V>
+MHA_NOINLINE void scale_sums_of_codes(int64_t rows, int64_t width, const float *scales, float *o) {
+  for (int64_t r = 0; r < rows; ++r, o += width) {
+    for (int64_t i = 0; i < width; i += V::size)
+      store(o + i, floats_of_integers(load<V>(o + i)) * all<V>(scales[r]));
+  }
+}
+
+// Turns the products of some rows into p, times the scales of the values if these have any, and
+// computes their m and l. most: as of softmax.
 template <class V>
 MHA_NOINLINE void weigh(const Unit &unit, const Chunk &chunk, const Attending &keys,
-                        const TileRows &rows, int64_t slot, float *scores) {
+                        const TileRows &rows, int64_t slot, float *scores, float *most) {
+  const ScoreOptions &options = unit.call.request.options;
   const Range tiles = tiles_of(keys.some);
-  float factor = 1.0f;
-  for (int64_t r = 0; r < rows.count; ++r) {
+  // Scales of keys that nothing comes between and the softmax are left to it.
+  const bool are_late = chunk.keys.has_scales && !options.change_scores && !options.limits_pairs;
+  float factor = unit.call.request.scale;
+  for (int64_t r = 0; r < rows.count && !are_late; ++r) {
     factor =
         score_row<V>(unit, rows.begin + r, chunk, tiles, keys.of_row[r], scores + r * score_stride);
   }
-  softmax<V>(tiles, keys.of_row, factor, rows.count, scores, unit.m(slot, rows.begin),
-             unit.l(slot, rows.begin));
+  softmax<V>(tiles, keys.of_row, are_late ? &chunk.keys : nullptr, factor,
+             chunk.values.has_scales ? &chunk.values : nullptr, rows.count, scores,
+             unit.m(slot, rows.begin), unit.l(slot, rows.begin), most);
 }
 
 // Makes sums of values out of sums of values of int4, of which the Hadamard transform is stored.
@@ -475,28 +584,32 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
   }
   const bool prefetches = ahead_of_keys.tiles || ahead_of_values.tiles;
   multiply_keys<V>(unit, chunks[0], list, tiles_of(keys[0].some),
-                   loops_over_keys<V>(rows.count, chunks[0].keys.storage, prefetches),
+                   key_loops<V>(unit, rows.count, chunks[0].keys.storage, prefetches),
                    unit.q(rows.begin), rows.count, rows.count == 1 && call.arrays.k.is_packed,
                    ahead_of_keys);
 
   // 2. and 3. Scores; then their maximum m, p = exp(score - m), and its sum l.
+  float most[max_interleaved_chunks][max_attend_rows];
   for (int64_t c = 0; c < count; ++c) {
-    const Range tiles = tiles_of(keys[c].some);
-    weigh<V>(unit, chunks[c], keys[c], rows, slot + c, scores_of(c));
-    for (int64_t r = 0; chunks[c].values.has_scales && r < rows.count; ++r) {
-      scale_by_values<V>(chunks[c].values, tiles.begin, tiles.end, scores_of(c) + r * score_stride);
-    }
+    weigh<V>(unit, chunks[c], keys[c], rows, slot + c, scores_of(c), most[c]);
   }
 
   // 4. Context: o is the sum of p times the values.
   const Loops loops =
-      loops_over_values<V>(rows.count, chunks[0].values.storage, prefetches || count > 1);
+      value_loops<V>(unit, rows.count, chunks[0].values.storage, prefetches || count > 1);
   for (int64_t c = 0; c < count; ++c) {
     PrefetchSource ahead = ahead_of_values;
     if (c + 1 < count)
       ahead = {&chunks[c + 1].values, tiles_of(keys[c + 1].some), 0, tile_bytes_of(call.arrays.v)};
     float *const o = unit.o(slot + c, rows.begin);
-    add_values(chunks[c].values, width, keys[c].some, loops, scores_of(c), o, ahead);
+    if (call.run.codes) {
+      encode_weights<V>(unit, chunks[c], keys[c], rows, scores_of(c), most[c]);
+      add_values(chunks[c].values, width, keys[c].some, true, loops, scores_of(c), o, ahead);
+      scale_sums_of_codes<V>(rows.count, width, most[c], o);
+      if (call.arrays.v.storage == Storage::int4) transform_back<V>(unit, rows, slot + c);
+      continue;
+    }
+    add_values(chunks[c].values, width, keys[c].some, false, loops, scores_of(c), o, ahead);
     // A value that is not finite shows in the first row, too, since 0 times it is NaN. (Columns
     // after head_dim_v may hold anything.)
     if (has_other_than_finite<V>(o, call.request.head_dim_v))
@@ -649,13 +762,14 @@ MHA_NOINLINE void attend_rows(const Unit &unit, int64_t begin, Range needed, int
   Chunk chunk;
   chunk.begin = begin;
   chunk.needed = needed;
-  chunk.keys.has_scales = false;
+  chunk.keys.has_scales = chunk.values.has_scales = false;
   for_each_tile([&](const TileRows &rows) MHA_INLINED {
     float *const of_rows = scores + rows.begin * score_stride;
     for (int64_t r = 0; r < rows.count; ++r)
       make_canonical<V>(of_rows + r * score_stride + tiles.begin * tile_keys,
                         (tiles.end - tiles.begin) * tile_keys);
-    weigh<V>(of_head, chunk, attending_of(of_head, begin, needed, rows), rows, slot, of_rows);
+    weigh<V>(of_head, chunk, attending_of(of_head, begin, needed, rows), rows, slot, of_rows,
+             nullptr);
   });
 
   // 4. Context. The last tile of a kv head may have fewer rows than the others, and a loop of its

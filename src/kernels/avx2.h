@@ -48,6 +48,14 @@ struct TileShape<8> {
 }  // namespace
 }  // namespace mha
 
+namespace mha {
+namespace {
+
+MHA_INLINE __m256 floats_with_bits(Integers x) { return _mm256_castsi256_ps(x); }
+
+}  // namespace
+}  // namespace mha
+
 #include "x86.h"
 
 namespace mha {
@@ -115,6 +123,20 @@ MHA_INLINE Vector load_part<Vector>(const CachedInt4 *p, int i) {
   return Vector(_mm256_castsi256_ps(_mm256_or_si256(_mm256_and_si256(bytes, _mm256_set1_epi32(15)),
                                                     _mm256_set1_epi32(0x4b000000)))) -
          Vector(0x1p23f + 8.0f);
+}
+MHA_INLINE void store_words(void *to, Vector x) {
+  const __m256i words = _mm256_cvtps_epi32(x);
+  _mm_storeu_si128(static_cast<__m128i *>(to), _mm_packs_epi32(_mm256_castsi256_si128(words),
+                                                               _mm256_extracti128_si256(words, 1)));
+}
+template <bool are_keys, int count>
+MHA_INLINE void pair_codes(const int8_t *p, int64_t apart, Vector (&pairs)[count]) {
+  static_assert(count % 2 == 0, "16 columns are two vectors");
+  MHA_UNROLL for (int i = 0; i < count; i += 2) {
+    const __m128i first = load_8x16(p + i * 8), second = load_8x16(p + i * 8 + apart);
+    pairs[i] = floats_with_bits(_mm256_cvtepi8_epi16(_mm_unpacklo_epi8(first, second)));
+    pairs[i + 1] = floats_with_bits(_mm256_cvtepi8_epi16(_mm_unpackhi_epi8(first, second)));
+  }
 }
 template <>
 constexpr bool widens_even_odd<Vector, Bf16> = true;

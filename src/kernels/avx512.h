@@ -47,6 +47,14 @@ struct TileShape<16> {
 }  // namespace
 }  // namespace mha
 
+namespace mha {
+namespace {
+
+MHA_INLINE __m512 floats_with_bits(Integers x) { return _mm512_castsi512_ps(x); }
+
+}  // namespace
+}  // namespace mha
+
 #include "x86.h"
 
 namespace mha {
@@ -125,6 +133,53 @@ MHA_INLINE Vector load_fours(const Element *p, int64_t apart) {
   else
     return widened(Stored<Element>{}, _mm_unpacklo_epi64(low, high));
 }
+MHA_INLINE void store_words(void *to, Vector x) {
+  _mm256_storeu_si256(static_cast<__m256i *>(to), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x)));
+}
+// Two vectors of values hold columns by fours: the first of each eight, and the second.
+alignas(64) constexpr uint16_t word_places[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                  21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                  11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+template <bool are_keys, int count>
+MHA_INLINE void pair_codes(const int8_t *p, int64_t apart, Vector (&pairs)[count]) {
+  if constexpr (are_keys) {
+    MHA_EACH(i, count) {
+      pairs[i] = floats_with_bits(_mm512_permutexvar_epi16(
+          _mm512_load_si512(word_places), _mm512_cvtepi8_epi16(load_16x16(p + i * 32))));
+    }
+  } else if constexpr (count % 2 == 0) {
+    MHA_UNROLL for (int i = 0; i < count; i += 2) {
+      const __m512i first = _mm512_cvtepi8_epi16(load_16x16(p + i * 16)),
+                    second = _mm512_cvtepi8_epi16(load_16x16(p + i * 16 + apart));
+      pairs[i] = floats_with_bits(_mm512_unpacklo_epi16(first, second));
+      pairs[i + 1] = floats_with_bits(_mm512_unpackhi_epi16(first, second));
+    }
+  } else {
+    static_assert(count == 1, "one vector or pairs of them");
+    const __m128i *const first = reinterpret_cast<const __m128i *>(p),
+                         *const second = reinterpret_cast<const __m128i *>(p + apart);
+    const __m128i a = _mm_loadu_si128(first), b = _mm_loadu_si128(second);
+    pairs[0] = floats_with_bits(
+        _mm512_cvtepi8_epi16(_mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b))));
+  }
+}
+template <>
+constexpr bool widens_even_odd<Vector, ValueCode> = true;
+template <>
+MHA_INLINE void join_even_odd<Vector>(Vector *even, Vector *odd) {
+  const __m512 low = _mm512_shuffle_f32x4(*even, *odd, 0x44),
+               high = _mm512_shuffle_f32x4(*even, *odd, 0xee);
+  *even = _mm512_shuffle_f32x4(low, low, 0xd8);
+  *odd = _mm512_shuffle_f32x4(high, high, 0xd8);
+}
+template <>
+MHA_INLINE void split_even_odd<Vector>(Vector *first, Vector *last) {
+  const __m512 even = _mm512_shuffle_f32x4(*first, *last, 0x88),
+               odd = _mm512_shuffle_f32x4(*first, *last, 0xdd);
+  *first = even;
+  *last = odd;
+}
+
 // The float of each code, for a permutation, which looks at the low 4 bits of each index only.
 alignas(64) constexpr float int4_codes[16] = {-8, -7, -6, -5, -4, -3, -2, -1,
                                               0,  1,  2,  3,  4,  5,  6,  7};

@@ -10,7 +10,7 @@
 
 namespace mha {
 constexpr ProductKernels pairs_avx512_bf16 = {
-    round_rows, project_pairs, [] {
+    round_rows, project_pairs, nullptr, [] {
       return is_as_defined([](Vector x, Vector w, Vector sum) { return plus_product(x, w, sum); });
     }};
 }  // namespace mha

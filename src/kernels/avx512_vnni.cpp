@@ -8,6 +8,7 @@
 #include "project_integers.h"
 
 namespace mha {
-constexpr ProductKernels codes_avx512_vnni = {encode_rows, project_codes, nullptr};
+constexpr ProductKernels codes_avx512_vnni = {encode_rows, project_codes, loops_over_codes,
+                                              nullptr};
 }  // namespace mha
 #endif

@@ -35,6 +35,11 @@ MHA_INLINE Vector first_lanes(Vector x, int64_t count, Vector other) {
 MHA_INLINE Vector value_if_nan(Vector x, Vector value) { return xsimd::select(x == x, x, value); }
 MHA_INLINE Vector canonical_nan(Vector x) { return value_if_nan(x, all<Vector>(MHA_NAN)); }
 
+template <>
+MHA_INLINE Vector load<Vector>(const WordPair *p) {
+  return load<Vector>(reinterpret_cast<const float *>(p));
+}
+
 // Pairs of bf16 as floats of one kind, which each set has its way to make.
 template <>
 MHA_INLINE Vector load<Vector>(const FirstOfPair *p) {

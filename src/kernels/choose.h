@@ -66,7 +66,7 @@ inline void score_keys(const KeyChoice &choice, int64_t sequence_index, int64_t 
     for (int64_t row = 0; row < unit.num_rows; row += Shape::attend_rows) {
       const TileRows rows = {row, min(unit.num_rows - row, Shape::attend_rows)};
       multiply_keys<Vector>(unit, chunk, list, tiles,
-                            loops_over_keys<Vector>(rows.count, chunk.keys.storage, false),
+                            key_loops<Vector>(unit, rows.count, chunk.keys.storage, false),
                             unit.q(row), rows.count, false, no_prefetch_source);
       add_heads(choice, unit, chunk, tiles, rows, products);
     }

@@ -12,6 +12,7 @@
 #include "tasks/projection.h"
 #include "tasks/recurrent.h"
 #include "tasks/small.h"
+#include "tasks/tile.h"
 
 namespace mha {
 
@@ -26,6 +27,10 @@ struct ProductKernels {
   // As Kernels::project. rows: what encode_rows has made of these input rows.
   void (*project)(const Projection &projection, const void *rows, int64_t row_begin,
                   int64_t row_end, int64_t panel_begin, int64_t panel_end);
+
+  // The loops over codes of keys, or of values, for a number of rows of codes: over pairs of words
+  // in memory (f32 stands for them), or over stored bytes.
+  Loops (*loops_over_codes)(int64_t rows, Storage storage, bool are_values);
 
   // Whether the set's own instruction computes what the contract says; null: there is no doubt.
   bool (*is_as_defined)();

@@ -44,11 +44,14 @@ MHA_INLINE bool stores_floats(const Attention &call) {
   return call.arrays.k.storage == Storage::f32 && call.arrays.v.storage == Storage::f32;
 }
 
-// Whether the unit is streamed. Floats are if no other block of queries reads the same cache.
+// Whether the unit is streamed. Floats are if no other block of queries reads the same cache. There
+// are no loops over pairs of int4, nor over an odd number of codes.
 template <class V>
 MHA_INLINE bool is_streamed(const Unit &unit) {
   const Attention &call = unit.call;
   if (has_loops_of_floats_alone<V> || !call.arrays.v.is_packed || unit.blocks) return false;
+  if (call.run.codes && (call.request.head_dim % 2 != 0 || call.arrays.v.storage == Storage::int4))
+    return false;
   if (!stores_floats(call)) return unit.num_rows <= max_widened_rows;
   return unit.sequence.n_kv >= min_streamed_keys && call.run.query_blocks == 1;
 }
@@ -133,6 +136,86 @@ inline void widen_tiles(int64_t width, int64_t stride, int64_t first, int64_t en
       widen(tiles->storage, from, numbers, to);
   }
   locate_scratch(memory, stride, first, end, tiles);
+}
+
+// ---- Codes as pairs of words (CONTRACT.md, sections 7 and 8)
+
+constexpr int32_t most_word = 32767;
+MHA_INLINE int64_t pairs_of(int64_t codes) { return (codes + 1) / 2; }
+
+// Writes the codes of some numbers as pairs of words, which may take the place of the numbers.
+template <class V>
+MHA_INLINE void encode_words(const float *x, int64_t count, float factor, float *pairs) {
+  char *const words = reinterpret_cast<char *>(pairs);
+  // No number is multiplied by 0, which it need not become.
+  if (factor == 0.0f)
+    return static_cast<void>(
+        MHA_MEMSET(words, 0, static_cast<size_t>(pairs_of(count)) * sizeof(WordPair)));
+  in_vectors<V>(count, [&](auto vector, int64_t i) MHA_INLINED {
+    using T = decltype(vector);
+    store_words(words + 2 * i, load<T>(x + i) * all<T>(factor));
+  });
+  if (count % 2 != 0) MHA_MEMSET(words + 2 * count, 0, sizeof(int16_t));
+}
+
+// Pairs two rows of a multiple of 16 codes.
+MHA_NOINLINE inline void pair_rows(const int8_t *first, const int8_t *second, int64_t count,
+                                   float *to) {
+  constexpr int vectors = static_cast<int>(tile_keys / Vector::size);
+  for (int64_t i = 0; i < count; i += tile_keys) {
+    Vector pairs[vectors];
+    pair_codes<false>(first + i, second - first, pairs);
+    MHA_EACH(n, vectors) store(to + i + n * Vector::size, pairs[n]);
+  }
+}
+
+// Pairs the numbers of 16 keys, of which each row of codes has one number.
+MHA_NOINLINE inline void pair_keys(const int8_t *codes, int64_t head_dim, float *block) {
+  for (int64_t c = 0; c < head_dim; c += 2, codes += 2 * tile_keys, block += tile_keys) {
+    // The query's code behind the last one is 0.
+    pair_rows(codes, c + 1 < head_dim ? codes + tile_keys : codes, tile_keys, block);
+  }
+}
+
+// The same for rows of keys. words: [16][pairs] floats of scratch memory.
+MHA_NOINLINE inline void pair_key_rows(const int8_t *const (&rows)[tile_keys], int64_t head_dim,
+                                       float *words, float *block) {
+  constexpr int64_t at_once = 16;
+  const int64_t pairs = pairs_of(head_dim);
+  for (int64_t r = 0; r < tile_keys; ++r) {
+    for (int64_t c = 0; c < head_dim; c += at_once) {
+      int16_t some[at_once] = {};
+      const int64_t count = min(at_once, head_dim - c);
+      if (count == at_once) {
+        MHA_EACH(i, at_once) some[i] = rows[r][c + i];
+      } else {
+        for (int64_t i = 0; i < count; ++i) some[i] = rows[r][c + i];
+      }
+      MHA_MEMCPY(words + r * pairs + c / 2, some,
+                 static_cast<size_t>(pairs_of(count)) * sizeof(WordPair));
+    }
+  }
+  transpose_rows(words, pairs, pairs, block);
+}
+
+// Pairs neighbours of 16 values, whose codes have 4 or 8 bits.
+MHA_NOINLINE inline void pair_values(Storage storage, const void *const (&rows)[tile_keys],
+                                     int64_t width, float *to) {
+  for (int64_t r = 0; r < tile_keys; r += 2, to += width) {
+    if (storage == Storage::int8) {
+      pair_rows(static_cast<const int8_t *>(rows[r]), static_cast<const int8_t *>(rows[r + 1]),
+                width, to);
+      continue;
+    }
+    for (int64_t c = 0; c < width; c += 16) {
+      int8_t codes[2][16];
+      MHA_EACH(n, 2) {
+        const CachedInt4 *const from = static_cast<const CachedInt4 *>(rows[r + n]) + c / 2;
+        MHA_EACH(i, 16) codes[n][i] = static_cast<int8_t>(cached_code(from, i));
+      }
+      pair_rows(codes[0], codes[1], 16, to + c);
+    }
+  }
 }
 
 // Copies up to 4 rows of keys to their lanes of a tile.
@@ -301,22 +384,30 @@ MHA_NOINLINE void gather_lanes(const void *const (&keys)[tile_keys], int64_t hea
   }
 }
 
-// Gathers 16 chosen keys of packed storage as a tile of floats, and their scales.
-MHA_NOINLINE inline void gather_tile(const Unit &unit, int64_t chunk_begin, Range keys,
-                                     float *block, float *scales) {
-  const KeyValues &k = unit.call.arrays.k, &v = unit.call.arrays.v;
-  const int64_t head_dim = unit.call.request.head_dim, element = bytes_of(k.storage);
-  const void *from[tile_keys];
+// Finds 16 chosen keys or values in memory, and their scales. Packed keys are lanes of any tiles.
+MHA_NOINLINE inline void find_tile(const Unit &unit, bool are_keys, int64_t chunk_begin, Range keys,
+                                   int64_t key_tile, const void *(&at)[tile_keys], float *scales) {
+  const KeyValues &k = unit.call.arrays.k, &v = unit.call.arrays.v, &source = are_keys ? k : v;
   for (int64_t i = 0; i < tile_keys; ++i) {
     // Lanes without a key hold one of the others.
-    const int64_t key = min(max(keys.begin / tile_keys * tile_keys + i, keys.begin), keys.end - 1);
-    Place place = find_chosen(k, unit, unit.position_of_key(chunk_begin + key), scales + i);
+    const int64_t key = min(max(key_tile * tile_keys + i, keys.begin), keys.end - 1);
+    Place place = find_chosen(source, unit, unit.position_of_key(chunk_begin + key), scales + i);
     // Its value is prefetched, since the processor does not expect it.
-    prefetch_row(stored_at(v, unit, place), bytes_of(v.storage, unit.call.request.head_dim_v));
-    const int64_t lane = lane_of(place.position);
+    if (are_keys)
+      prefetch_row(stored_at(v, unit, place), bytes_of(v.storage, unit.call.request.head_dim_v));
+    const int64_t lane = are_keys && k.is_packed ? lane_of(place.position) : 0;
     place.position -= lane;
-    from[i] = stored_at(k, unit, place) + lane * element;
+    at[i] = stored_at(source, unit, place) + lane * bytes_of(source.storage);
   }
+}
+
+// Gathers 16 chosen keys of packed storage as a tile of floats, and their scales.
+MHA_NOINLINE inline void gather_tile(const Unit &unit, int64_t chunk_begin, Range keys,
+                                     int64_t key_tile, float *block, float *scales) {
+  const KeyValues &k = unit.call.arrays.k;
+  const int64_t head_dim = unit.call.request.head_dim, element = bytes_of(k.storage);
+  const void *from[tile_keys];
+  find_tile(unit, true, chunk_begin, keys, key_tile, from, scales);
   float *const codes = unit.scratch + unit.call.plan.scratch.prepared;
   if (element == 4) return gather_lanes<float>(from, head_dim, block);
   (element == 2 ? gather_lanes<uint16_t> : gather_lanes<uint8_t>)(from, head_dim, codes);
@@ -364,8 +455,7 @@ MHA_NOINLINE inline void gather(const Unit &unit, bool are_keys, int64_t chunk_b
   if (!are_keys && !has_own_values) return;
   for (int64_t g = range.begin; g < range.end; ++g) {
     if (are_keys && source.is_packed) {
-      const Range here = {max(keys.begin, g * tile_keys), min(keys.end, (g + 1) * tile_keys)};
-      gather_tile(unit, chunk_begin, here, memory + g * tile_keys * key_stride,
+      gather_tile(unit, chunk_begin, keys, g, memory + g * tile_keys * key_stride,
                   scales + g * tile_keys);
       continue;
     }
@@ -388,6 +478,47 @@ MHA_NOINLINE inline void gather(const Unit &unit, bool are_keys, int64_t chunk_b
   }
 }
 
+// ---- Codes of a chunk
+
+// Brings the keys of a chunk, or their values, into scratch memory as pairs of words.
+MHA_NOINLINE inline void read_codes(const Unit &unit, bool are_keys, int64_t chunk_begin,
+                                    Range keys, int64_t width, float *memory, KeyTiles *tiles) {
+  const Attention &call = unit.call;
+  const KeyValues &source = are_keys ? call.arrays.k : call.arrays.v;
+  const Range range = tiles_of(keys);
+  const bool gathers = unit.gathers_keys(), are_lanes = are_keys && source.is_packed;
+  const int64_t row_bytes = source.row_stride * bytes_of(source.storage),
+                stride = are_keys ? key_stride_of(pairs_of(width)) : width / 2;
+  float *const words = unit.scratch + call.plan.scratch.prepared,
+               *const scales =
+                   unit.scratch + call.plan.scratch.chosen_scales + (are_keys ? 0 : chunk_keys);
+  if (!gathers) locate(source, unit, chunk_begin, range.begin, range.end, tiles);
+  for (int64_t g = range.begin; g < range.end; ++g) {
+    float *const to = memory + g * tile_keys * stride;
+    const int8_t *const codes = static_cast<const int8_t *>(tiles->at[g]);
+    const void *rows[tile_keys];
+    if (gathers) {
+      find_tile(unit, are_keys, chunk_begin, keys, g, rows, scales + g * tile_keys);
+      tiles->scales[g] = scales + g * tile_keys;
+    }
+    if (are_lanes) {
+      if (gathers) gather_lanes<uint8_t>(rows, width, words);
+      pair_keys(gathers ? reinterpret_cast<const int8_t *>(words) : codes, width, to);
+      continue;
+    }
+    for (int64_t i = 0; !gathers && i < tile_keys; ++i) rows[i] = codes + i * row_bytes;
+    if (!are_keys) {
+      pair_values(source.storage, rows, width, to);
+      continue;
+    }
+    const int8_t *of_keys[tile_keys];
+    MHA_EACH(i, tile_keys) of_keys[i] = static_cast<const int8_t *>(rows[i]);
+    pair_key_rows(of_keys, width, words, to);
+  }
+  locate_scratch(memory, stride, range.begin, range.end, tiles);
+  tiles->has_scales = true;
+}
+
 // ---- A chunk
 
 // Brings the needed keys of a chunk, or their values, into the form that the loops read. See the
@@ -402,6 +533,10 @@ MHA_NOINLINE void read_tiles(const Unit &unit, bool are_keys, int64_t chunk_begi
   const Range range = tiles_of(keys);
   float *const memory =
       unit.scratch + (are_keys ? call.plan.scratch.keys : call.plan.scratch.values);
+  // Of codes, packed ones alone may stay where they are.
+  const bool may_stay = source.is_packed && is_streamed && !unit.gathers_keys();
+  if (call.run.codes && !may_stay)
+    return read_codes(unit, are_keys, chunk_begin, keys, width, memory, tiles);
   // Chosen keys that are no neighbours, and any chosen rows of the caller's, come one by one.
   if (unit.gathers_keys() || (unit.blocks && is_plain(source)))
     return gather(unit, are_keys, chunk_begin, keys, width, memory, tiles);

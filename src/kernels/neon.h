@@ -117,6 +117,25 @@ template <class Element>
 MHA_INLINE Vector load_fours(const Element *p, int64_t) {
   return load<Vector>(p);
 }
+MHA_INLINE void store_words(void *to, Vector x) {
+  const int16x4_t words = vmovn_s32(vcvtnq_s32_f32(x));
+  MHA_MEMCPY(to, &words, sizeof words);
+}
+template <bool are_keys, int count>
+MHA_INLINE void pair_codes(const int8_t *p, int64_t apart, Vector (&pairs)[count]) {
+  MHA_EACH(i, count) {
+    const uint8x8_t both = vzip1_u8(load_4x8(p + i * 4), load_4x8(p + i * 4 + apart));
+    pairs[i] = vreinterpretq_f32_s16(vmovl_s8(vreinterpret_s8_u8(both)));
+  }
+}
+// The earlier words of pairs, and the later ones.
+MHA_INLINE int16x4_t first_words(Vector x) { return vmovn_s32(vreinterpretq_s32_f32(x)); }
+MHA_INLINE int16x4_t second_words(Vector x) { return vshrn_n_s32(vreinterpretq_s32_f32(x), 16); }
+MHA_INLINE void add_words(Vector x, Vector w, Vector *sum) {
+  const int32x4_t first = vmlal_s16(vreinterpretq_s32_f32(*sum), first_words(w), first_words(x));
+  *sum = vreinterpretq_f32_s32(vmlal_s16(first, second_words(w), second_words(x)));
+}
+MHA_INLINE Vector floats_of_integers(Vector x) { return vcvtq_f32_s32(vreinterpretq_s32_f32(x)); }
 // Flipping the highest of its 4 bits turns code + 8 into the code in two's complement. The even
 // code then stands at the upper end of an integer and converts as a number with 28 bits after the
 // point.

@@ -36,6 +36,18 @@ struct SecondOfPair {
   uint32_t bits;
 };
 
+// Two terms of a column for attention in integers: as words in a number of 32 bits, the earlier one
+// in the low half; or as the bytes that a cache stores, of 16 keys side by side, or of two values.
+struct WordPair {
+  uint32_t bits;
+};
+struct KeyCode {
+  int8_t code;
+};
+struct ValueCode {
+  int8_t code;
+};
+
 // Calls visit(Stored<Element>{}) with the type of a stored element. Weights of int4, int5 and int6
 // are widened before (project.h); has_int4: values of a cache are not.
 template <class Type>
@@ -71,6 +83,8 @@ template <class V>
 MHA_INLINE V load(const FirstOfPair *p);
 template <class V>
 MHA_INLINE V load(const SecondOfPair *p);
+template <class V>
+MHA_INLINE V load(const WordPair *p);
 
 // Two vectors: the codes of two terms, or the numbers at even and at odd places.
 template <class V>
@@ -120,6 +134,11 @@ constexpr bool is_same = false;
 template <class A>
 constexpr bool is_same<A, A> = true;
 
+// Whether elements are multiplied as integers.
+template <class Element>
+constexpr bool are_words =
+    is_same<Element, WordPair> || is_same<Element, KeyCode> || is_same<Element, ValueCode>;
+
 // Numbers of a row: the element that holds number n, and a vector of them. Of int4, n is a multiple
 // of 16, or of the vector's lanes.
 template <class Element>
@@ -160,6 +179,34 @@ template <>
 MHA_INLINE Two<Scalar> load<Scalar>(const Int4 *p) {
   return {{static_cast<float>((p->bits & 15) - 8)}, {static_cast<float>((p->bits >> 4) - 8)}};
 }
+// A vector may also hold integers: pairs of words, and sums of their products.
+template <>
+MHA_INLINE Scalar load<Scalar>(const WordPair *p) {
+  return {float_of(p->bits)};
+}
+MHA_INLINE void add_words(Scalar x, Scalar w, Scalar *sum) {
+  const uint32_t a = bits_of(x.x), b = bits_of(w.x);
+  const auto low = [](uint32_t pair) { return static_cast<int32_t>(static_cast<int16_t>(pair)); };
+  const int32_t products = low(a) * low(b) + low(a >> 16) * low(b >> 16);
+  sum->x = float_of(bits_of(sum->x) + static_cast<uint32_t>(products));
+}
+MHA_INLINE Scalar floats_of_integers(Scalar x) {
+  return {static_cast<float>(static_cast<int32_t>(bits_of(x.x)))};
+}
+// Rounds to words, behind each other.
+MHA_INLINE void store_words(void *to, Scalar x) {
+  const int16_t word = static_cast<int16_t>(storage::rounded(x.x));
+  MHA_MEMCPY(to, &word, sizeof word);
+}
+// Pairs codes at p with those `apart` behind them, of keys with the next 16 bytes.
+template <bool are_keys, int count>
+MHA_INLINE void pair_codes(const int8_t *p, int64_t apart, Scalar (&pairs)[count]) {
+  MHA_EACH(i, count) {
+    pairs[i].x = float_of((static_cast<uint32_t>(p[i]) & 0xffff) |
+                          static_cast<uint32_t>(p[i + apart]) << 16);
+  }
+}
+
 template <>
 MHA_INLINE Scalar load_part<Scalar>(const CachedInt4 *p, int i) {
   return {static_cast<float>(cached_code(p, i))};

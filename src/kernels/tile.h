@@ -36,16 +36,6 @@ MHA_INLINE int64_t lane_of(int64_t key) {
   return static_cast<int64_t>(static_cast<uint64_t>(key) % tile_keys);
 }
 
-// What a loop prefetches while it computes. With every term it asks for one line in each of some
-// streams, which start `apart` bytes from each other, because memory that is read in several places
-// at once arrives faster. After each term all streams advance by `step` bytes, and by `skip` bytes
-// more when the loop goes on to the next columns. A loop with nothing to prefetch has step 0: it
-// asks for the same line again, which costs next to nothing.
-struct Prefetch {
-  const char *address;
-  int64_t apart, step, skip;
-};
-
 MHA_INLINE Prefetch no_prefetch(const void *anywhere) {
   return {static_cast<const char *>(anywhere), 0, 0, 0};
 }
@@ -67,47 +57,21 @@ enum class Prefetching {
   weights,  // as `all`; but int4, which is widened into a cache before, counts as floats
 };
 
-// What becomes of the sums of a tile:
-//   replace      the first chain overwrites the sums in memory, later chains are added to it
-//   add          all chains are added to the sums in memory
-//   add_scaled   the same, each multiplied by a scale for its column, by a fused multiply-add
-//   extend       each chain starts with the sum in memory in place of +0
-enum class Sums { replace, add, add_scaled, extend };
-
-constexpr int max_tile_rows = 8, max_tile_strips = 8;
-
-// R rows times B strips of columns, `repeats` times with other rows or columns. A strip is C
-// vectors of adjacent columns; the loop fixes R, B and C. The element of term k in column c of
-// strip b is columns[b][k * column_stride + c], and its sum for row r is sums[b][r * sums_stride +
-// c]. Terms are cut into chains of `chain` terms, whose sums are added (CONTRACT.md, section 3).
-struct Tile {
-  const float *const *rows;  // term k of row r is rows[r][k]
-  const void *columns[max_tile_strips];
-  int64_t column_stride;
-  int64_t terms, chain;
-  float *sums[max_tile_strips];
-  int64_t sums_stride;
-  Sums mode;
-  // add_scaled: for each chain, the scales of the columns of strip 0 in a row of 48, how far apart
-  // those of the strips are, and how many bytes behind them the offsets are, which are read later.
-  const char *scales;
-  int64_t scales_apart, offsets_apart;
-  Storage scale_storage;                                // f32 or f16
-  int64_t repeats, next_rows, next_columns, next_sums;  // how far each advances, in numbers
-  Prefetch prefetch;
-};
-
 // Whether vectors come in pairs that hold even and odd columns in place of adjacent ones. It is so
 // where one instruction less makes them of the stored numbers (elements.h); reorder puts the sums
 // in order again.
 template <class Element, int C>
 constexpr bool is_even_odd = C % 2 == 0 && widens_even_odd<Vector, Element>;
 
-// Reads `count` vectors of a strip at p, from vector `first` on.
+// Reads `count` vectors of a strip at p, from vector `first` on. apart: of codes, from the first
+// term of a pair to the second.
 template <int C, bool has_register, int count, class Element>
-MHA_INLINE void read_columns(const Element *p, int first, Vector (&column)[count]) {
+MHA_INLINE void read_columns(const Element *p, int first, int64_t apart, Vector (&column)[count]) {
   constexpr int lanes = Vector::size;
-  if constexpr (is_even_odd<Element, C>) {
+  if constexpr (are_words<Element> && sizeof(Element) == 1) {
+    pair_codes<is_same<Element, KeyCode>>(reinterpret_cast<const int8_t *>(p) + first * lanes,
+                                          apart, column);
+  } else if constexpr (is_even_odd<Element, C>) {
     MHA_UNROLL for (int i = 0; i < count; i += 2) {
       const Two<Vector> two = load_even_odd<Vector, has_register>(p + (first + i) * lanes);
       column[i] = two.even;
@@ -155,7 +119,9 @@ MHA_INLINE V plus_product(V a, V b, V sum) {
 // sums from one register to another.
 template <class Element, class V>
 MHA_INLINE void add_to(V *sum, V multiplier, V column) {
-  if constexpr (is_same<Element, FirstOfPair> || is_same<Element, SecondOfPair>)
+  if constexpr (are_words<Element>)
+    add_words(multiplier, column, sum);
+  else if constexpr (is_same<Element, FirstOfPair> || is_same<Element, SecondOfPair>)
     add_product(column, multiplier, 0, sum);
   else
     *sum = plus_product(multiplier, column, *sum);
@@ -168,12 +134,14 @@ MHA_INLINE void add_to(V *sum, V multiplier, V column) {
 // once for each row would take longer than the arithmetic.
 template <int C, bool are_near = false, int R, int B, int N, class Element, class V>
 MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k,
-                         const Element *const (&columns)[B], int64_t offset, V (&acc)[R][N]) {
+                         const Element *const (&columns)[B], int64_t offset, V (&acc)[R][N],
+                         int64_t apart = 0) {
   static_assert(N == B * C, "all vectors belong to a strip");
   constexpr int registers = TileShape<V::size>::registers;
   if constexpr (R > 1 && R * N + N < registers) {
     V column[B][C];
-    MHA_EACH(b, B) read_columns<C, R * N + N + 2 <= registers>(columns[b] + offset, 0, column[b]);
+    MHA_EACH(b, B)
+      read_columns<C, R * N + N + 2 <= registers>(columns[b] + offset, 0, apart, column[b]);
     MHA_EACH(i, N) column[i / C][i % C] = kept_in_register(column[i / C][i % C]);
     MHA_EACH(r, R) {
       const V multiplier = all<V>(rows[r][k]);
@@ -186,7 +154,7 @@ MHA_INLINE void add_term(const float *const (&rows)[R], int64_t k,
     MHA_UNROLL for (int first = 0; first < N; first += at_once) {
       V column[at_once];
       read_columns<C, R * N + R + at_once + 1 <= registers>(columns[first / C] + offset, first % C,
-                                                            column);
+                                                            apart, column);
       MHA_EACH(i, at_once) column[i] = kept_in_pair(column[i]);
       MHA_EACH(i, at_once) {
         if (R > 1 && are_near) column[i] = kept_in_register(column[i]);
@@ -252,7 +220,10 @@ MHA_NOCLONE void multiply(const Tile &tile) {
        (B == 1 && is_same<Element, Int4Number<Vector>> && streams == 0));
   // The shape of a tile may tell what it multiplies by: only a panel has strips of 3 vectors or a
   // multiple, and only keys are tiles side by side for several rows. Then the stride is a constant.
-  constexpr int64_t stride = C % 3 == 0 ? panel_columns : R > 1 && B > 1 ? tile_keys : 0;
+  constexpr int64_t together = is_same<Element, KeyCode> ? 2 : 1,
+                    stride = C % 3 == 0       ? panel_columns
+                             : R > 1 && B > 1 ? together * tile_keys
+                                              : 0;
   const int64_t column_stride = stride > 0 ? stride : tile.column_stride;
   const Element *columns[B];
   float *sums[B];
@@ -325,10 +296,23 @@ MHA_NOCLONE void multiply(const Tile &tile) {
           if constexpr (streams > 0) prefetch(1);
           add_term<C>(rows, k, firsts, at, acc);
         } else {
-          add_term<C>(rows, k, columns, at, acc);
+          add_term<C>(rows, k, columns, at, acc, column_stride / 2);
         }
       }
       reorder<Element, C, false>(acc);
+      if constexpr (are_words<Element>) {
+        if (tile.mode == Sums::add_scaled) {
+          float *before[B];
+          MHA_EACH(b, B) before[b] = begin == 0 ? const_cast<float *>(zeros) : sums[b];
+          for_each_row(before, begin == 0 ? 0 : sums_stride,
+                       [&](int r, float *const(&from)[B]) MHA_INLINED {
+                         MHA_EACH(i, N) {
+                           acc[r][i] = mul_add(floats_of_integers(acc[r][i]), all(rows[r][terms]),
+                                               load(from[i / C] + i % C * lanes));
+                         }
+                       });
+        }
+      }
       // What the mode says happens to the finished chain. Codes in groups alone have scales; what
       // was widened before has one strip and is not prefetched.
       const Sums mode = opaque(tile.mode);
@@ -359,7 +343,8 @@ MHA_NOCLONE void multiply(const Tile &tile) {
           }
         });
         scales += panel_columns * (are_halves ? 2 : 4);
-      } else if (mode == Sums::add || (mode == Sums::replace && opaque(begin) != 0)) {
+      } else if (!are_words<Element> &&
+                 (mode == Sums::add || (mode == Sums::replace && opaque(begin) != 0))) {
         for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
           MHA_EACH(i, N) acc[r][i] = load(to[i / C] + i % C * lanes) + acc[r][i];
         });
@@ -376,13 +361,6 @@ MHA_NOCLONE void multiply(const Tile &tile) {
     ahead2 += tile.prefetch.skip;
   }
 }
-
-// A loop of some shape, for any type of the columns.
-struct Loop {
-  void (*run)(const Tile &tile);
-  int64_t rows, strips, columns;  // columns of a strip
-  uint32_t streams;               // that it prefetches
-};
 
 // Prefetches a stretch of memory evenly during a loop of these terms and repeats, an equal part of
 // it in each stream. Counts are rounded up, because many tiles share a stretch and each must ask
@@ -457,12 +435,6 @@ MHA_INLINE void visit_rows(int64_t rows, Visit visit) {
 // widened to memory.
 constexpr int max_rows_of_fewer_bits = 4;
 
-// The two loops for a number of rows.
-struct Loops {
-  Loop wide;    // as many columns at once as the registers have room for
-  Loop narrow;  // 16 columns, for what is left
-};
-
 // Loops over key tiles. One or two rows compute the last tiles with the wide loop as well.
 template <class V>
 MHA_NOINLINE Loops loops_over_keys(int64_t rows, Storage storage, bool prefetches) {
@@ -494,6 +466,35 @@ MHA_NOINLINE Loops loops_over_values(int64_t rows, Storage storage, bool prefetc
       loops.narrow = loops.wide;
     else
       loops.narrow = loop_of<V, R, 1, least, Prefetching::never, only_floats, true>(storage, false);
+  });
+  return loops;
+}
+
+// The kernels' `loops_over_codes`. Tiles of more rows read pairs of words in memory.
+MHA_NOINLINE inline Loops loops_over_codes(int64_t rows, Storage storage, bool are_values) {
+  Loops loops = {};
+  const auto set = [&](auto of_rows, auto of_strips, auto of_vectors, auto code) MHA_INLINED {
+    constexpr int R = decltype(of_rows)::count, B = decltype(of_strips)::count,
+                  C = decltype(of_vectors)::count, streams = prefetch_streams(R, B);
+    Loop loop = {multiply<R, B, C, WordPair, 0>, R, B, C * Vector::size, 1};
+    if constexpr (R <= max_rows_of_fewer_bits && !has_loops_of_floats_alone<Vector>) {
+      if (storage == Storage::int8) {
+        loop.run = multiply<R, B, C, decltype(code), streams>;
+        loop.streams = streams;
+      }
+    }
+    return loop;
+  };
+  visit_rows<Shape::attend_rows>(rows, [&](auto of_rows) MHA_INLINED {
+    constexpr int R = decltype(of_rows)::count, B = Shape::key_tiles(R),
+                  C = Shape::context_vectors(R), of_tile = tile_keys / Vector::size,
+                  least = min_vectors<Vector>;
+    if (are_values)
+      loops = {set(of_rows, Rows<1>{}, Rows<C>{}, ValueCode{}),
+               set(of_rows, Rows<1>{}, Rows<least>{}, ValueCode{})};
+    else
+      loops = {set(of_rows, Rows<B>{}, Rows<of_tile>{}, KeyCode{}),
+               set(of_rows, Rows < R <= 2 ? B : 1 > {}, Rows<of_tile>{}, KeyCode{})};
   });
   return loops;
 }

@@ -134,9 +134,10 @@ struct Unit {
     return blocks && call.request.options.chosen.block % tile_keys != 0;
   }
 
-  // The query of a row, prepared and scaled, in scratch memory.
+  // The query of a row, prepared and scaled, in scratch memory. In integers these are pairs of
+  // words, followed by their scale.
   MHA_INLINE float *q(int64_t index) const {
-    return scratch + call.plan.scratch.queries + index * call.request.head_dim;
+    return scratch + call.plan.scratch.queries + index * call.plan.query_stride;
   }
 
   // The partial of a row in one of the slots: o, its unnormalised context; m, its greatest score;

@@ -115,6 +115,15 @@ MHA_INLINE Integers add_products_of_words(Integers sum, Integers w, Integers x) 
 }
 #endif
 
+// The same for vectors that hold pairs of words, and sums of their products.
+MHA_INLINE void add_words(Vector x, Vector w, Vector *sum) {
+  sum->data = floats_with_bits(add_products_of_words(
+      MHA_MM_SI(castps)(sum->data), MHA_MM_SI(castps)(w.data), MHA_MM_SI(castps)(x.data)));
+}
+MHA_INLINE Vector floats_of_integers(Vector x) {
+  return MHA_MM(cvtepi32_ps)(MHA_MM_SI(castps)(x.data));
+}
+
 MHA_INLINE Integers load_bytes(const uint8_t *p) {
   return MHA_MM_SI(loadu)(reinterpret_cast<const Integers *>(p));
 }

@@ -67,7 +67,7 @@ Count lay_out_scratch(const AttentionRequest &request, const AttentionPlan &plan
   const bool may_gather = has_chosen && (chosen.block % tile_keys != 0 || is_plain(k));
   const bool are_late = rows <= plan.late_rows, are_in_place = rows <= plan.in_place_rows;
   const int64_t head_dim = request.head_dim;
-  scratch.queries = take(Count(rows) * Count(head_dim));
+  scratch.queries = take(Count(rows) * Count(plan.query_stride));
 
   int64_t key_tiles = chunk_keys / tile_keys;
   if (!may_gather && is_read_as_stored(k))
@@ -162,11 +162,12 @@ AttentionPlan plan_attention(const AttentionRequest &request, const SequenceArgu
   plan.k_statistics = layout->take_floats(statistics * Count(s.n_kv));
 
   plan.head_dim_v_padded = blocks_of(request.head_dim_v, tile_keys) * tile_keys;
+  plan.query_stride = request.head_dim + request.is_in_integers;
   // Values that are read in place are whole vectors.
   const KeyValues &k = request.k, &v = request.v;
   const bool can_be_in_place =
       !v.is_packed && !request.prepare_v.is_any && request.head_dim_v % tile_keys == 0;
-  plan.late_rows = k.is_packed ? 0 : max_late_rows;
+  plan.late_rows = k.is_packed || request.is_in_integers ? 0 : max_late_rows;
   plan.in_place_rows = can_be_in_place ? max_late_rows : 0;
   plan.reads_rows = is_plain(k) && is_plain(v) && request.head_dim % 4 == 0 &&
                     !request.options.chosen.lists.base && !request.options.head_scales;

@@ -16,6 +16,14 @@ inline OutputRows rows_of(const mha_output &output) {
           output.strides.head};
 }
 
+// Keys or values that the call rounds to codes in the workspace.
+inline KeyValues packed_codes() {
+  KeyValues packed = {};
+  packed.storage = Storage::int8;
+  packed.is_packed = true;
+  return packed;
+}
+
 // Rows of keys or values.
 inline KeyValues plain_rows(const StridedRows &rows) {
   KeyValues plain = {};

@@ -332,6 +332,7 @@ void begin_passes(AttentionStage *stage, unsigned char *workspace) {
     return reinterpret_cast<float *>(workspace + offset);
   };
   AttentionRun &run = stage->attention.run;
+  run.codes = request.is_in_integers ? stage->kernels->codes : nullptr;
   // How the work is cut.
   run.longest_kv = longest_keys(s);
   const ChosenKeys &chosen = request.options.chosen;
@@ -417,6 +418,18 @@ void attend_pass(AttentionStage *stage) {
 }
 
 // ---- Keys and values
+
+int64_t floats_of_codes(int64_t width) { return blocks_of(width, sizeof(float)) + 1; }
+
+KeyValues packed_codes_at(float *base, int64_t width, int64_t positions, int64_t num_kv_heads,
+                          int64_t heads, bool counts_blocks) {
+  KeyValues packed =
+      packed_floats(base, width, positions * width, positions, num_kv_heads, counts_blocks);
+  packed.storage = Storage::int8;
+  packed.scales = base + heads * positions * (floats_of_codes(width) - 1);
+  packed.scale_batch_stride = counts_blocks ? tile_keys : num_kv_heads * positions;
+  return packed;
+}
 
 KeyValues packed_floats(const float *base, int64_t row_stride, int64_t head_floats,
                         int64_t positions, int64_t num_kv_heads, bool counts_blocks) {

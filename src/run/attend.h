@@ -55,6 +55,12 @@ void attend_pass(AttentionStage *stage);
 KeyValues packed_floats(const float *base, int64_t row_stride, int64_t head_floats,
                         int64_t positions, int64_t num_kv_heads, bool counts_blocks);
 
+// The same as codes of 8 bits, behind which come the scales of all `heads` rows of positions; and
+// the floats of memory that a position takes.
+KeyValues packed_codes_at(float *base, int64_t width, int64_t positions, int64_t num_kv_heads,
+                          int64_t heads, bool counts_blocks);
+int64_t floats_of_codes(int64_t width);
+
 // Writes +0 to the rows of an array [batch][rows][width] that belong to no extent.
 void clear_padding(const Extent *extents, int64_t batch, int64_t rows, int64_t width, void *base,
                    int64_t batch_stride, int64_t row_stride, Storage storage = Storage::f32);

@@ -67,7 +67,7 @@ class ChecksumsOfResults : public InstructionSetTest {
       EXPECT_EQ(expected.count(name), 1u) << "\"" << name << "\" is not in the file";
   }
 };
-MHA_INSTANTIATE_FOR_INSTRUCTION_SETS(ChecksumsOfResults);
+MHA_INSTANTIATE_FOR_ALL_INSTRUCTION_SETS(ChecksumsOfResults);
 
 TEST_P(ChecksumsOfResults, AreThoseOfTheFile) { ExpectThoseOfTheFile(nullptr); }
 

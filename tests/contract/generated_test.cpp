@@ -42,10 +42,17 @@ Choice ChoiceOf(int64_t number) {
 
 std::vector<uint32_t> SetsOfThisMachine() {
   std::vector<uint32_t> sets;
-  for (const uint32_t set : SetsOfTheArchitecture(Sets::kWithKernels)) {
+  for (const uint32_t set : SetsOfTheArchitecture(Sets::kAll)) {
     if (mha_instruction_sets() >> set & 1) sets.push_back(set);
   }
   return sets;
+}
+
+// Whether the set has loops of its own for the attention of a case: of integers, all have.
+bool IsWorthRunning(uint32_t set, const Case &c) {
+  static const std::vector<uint32_t> kWithKernels = SetsOfTheArchitecture(Sets::kWithKernels);
+  return c.whole.is_in_integers ||
+         std::find(kWithKernels.begin(), kWithKernels.end(), set) != kWithKernels.end();
 }
 
 // The case at work, for whoever reads of a crash: an access beyond an array is one.
@@ -74,6 +81,7 @@ std::string Differences(const Choice &choice, int64_t number, const std::vector<
   const Outputs expected = Specify(c);
   std::string text;
   for (const uint32_t set : sets) {
+    if (!IsWorthRunning(set, c)) continue;
     const std::string differences = CaseRun(c, expected, set).Differences();
     if (!differences.empty())
       text += std::string("on ") + mha_instruction_set_name(set) + " " + differences;

@@ -303,6 +303,14 @@ class Cases {
       normalised.Add(Attend(problem, Form()).y);
     }
     Record("attention with norms", normalised);
+    // The last of these, of heads of more than one piece, too.
+    problem.is_in_integers = true;
+    Sum in_integers;
+    in_integers.Add(Attend(problem, Form()).y);
+    problem = Filled(Sizes(1, 9, 300, 2, 1, 530, 12), 302);
+    problem.is_in_integers = true;
+    in_integers.Add(Attend(problem, Form()).y);
+    Record("attention in integers", in_integers);
 
     problem = Sizes(2, 20, 300, 4, 2, 16, 12);
 #define MHA_RECORD(array, ...)                                  \
@@ -942,6 +950,13 @@ class Cases {
   // Two sequences of different lengths in pieces of several sizes, rotated, a few numbers of them
   // not finite.
   void RecordCache(const std::string &name, const mha_kv_cache_config &config) {
+    RecordCalls(name, config, false);
+    if (config.k_type == MHA_TYPE_INT8 &&
+        (config.v_type == 0 || config.v_type == MHA_TYPE_INT8 || config.v_type == MHA_TYPE_INT4))
+      RecordCalls(name + ", in integers", config, true);
+  }
+
+  void RecordCalls(const std::string &name, const mha_kv_cache_config &config, bool in_integers) {
     Cache cache(config, Place::kAnywhere, 0);
     if (config.kind == MHA_CACHE_KIND_PAGED) {
       cache.SetBlocks(0, {3, 19, 4, 0, 11, 8, 2, 17, 6});
@@ -965,13 +980,14 @@ class Cases {
       problem.q_lengths = problem.kv_lengths = {n, n > 9 ? n - 9 : n};
       problem.rope = RopeOf(RopeConfig(16, 0, 288), true);
       problem.values_in_keys = config.value_place == MHA_CACHE_VALUES_IN_KEYS;
+      problem.is_in_integers = in_integers;
       if (is_ring) problem.window_left = 30;
       AttentionCall call = Form(!is_ring && n <= 40);
       call.cache = {cache.get(), {1, 0}, longest};
       Add(Attend(problem, call), &sum);
     }
     Record(name, sum);
-    RecordRead(name, cache);
+    if (!in_integers) RecordRead(name, cache);
   }
 
   void LayerWithCache() {

@@ -354,7 +354,8 @@ void FillSizes(Args *args) {
   args->call.flags &= ~(kPaddingLeft | kReads);
   if (args->call.flags & MHA_WINDOW_LEFT || in.OneIn(64)) args->call.window_left = Number(0, 20);
   if (args->call.flags & MHA_WINDOW_RIGHT || in.OneIn(64)) args->call.window_right = Number(0, 20);
-  args->call.reserved = in.OneIn(64);
+  args->call.attention_arithmetic =
+      in.Choice<uint32_t>({0, 0, 0, 0, 0, MHA_ARITHMETIC_INT16, MHA_ARITHMETIC_INT16, 1});
   args->call.scheduler = Scheduler();
 }
 

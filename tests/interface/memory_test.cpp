@@ -87,6 +87,7 @@ struct Shape {
   bool by_forward = false;
   bool values_in_keys = false;
   int64_t chosen_block = 0;  // 0: no chosen keys
+  bool in_integers = false;
 };
 
 std::string Describe(const Shape &s) {
@@ -97,7 +98,8 @@ std::string Describe(const Shape &s) {
        << (s.with_cache ? " " + support::Describe(s.form) : "") << " types " << s.k_type << "/"
        << s.v_type << " held " << s.held << " head_dim " << s.head_dim << "/" << s.head_dim_v
        << " threads " << s.num_threads << (s.by_forward ? " mha_forward" : " mha_attention")
-       << (s.values_in_keys ? " values in keys" : "") << " chosen block " << s.chosen_block;
+       << (s.values_in_keys ? " values in keys" : "") << " chosen block " << s.chosen_block
+       << (s.in_integers ? " in integers" : "");
   return text.str();
 }
 
@@ -143,6 +145,7 @@ class GuardedCall {
     problem.output_dim = 9;
     problem.is_causal = true;
     problem.values_in_keys = shape.values_in_keys;
+    problem.is_in_integers = shape.in_integers;
     if (shape.window) problem.window_left = 6;
     if (shape.chosen_block != 0) {
       problem.score = ScoreArrays();
@@ -283,6 +286,8 @@ std::vector<Shape> Shapes() {
     shapes.push_back(shape);
     shape.k_type = shape.v_type = MHA_TYPE_BF16;
     shapes.push_back(shape);
+    shape.k_type = shape.v_type = MHA_TYPE_INT8;
+    shapes.push_back(shape);
     // The last unit has no next one to prefetch for: behind the last sequence lies other memory,
     // whose tables are nowhere.
     shape.form = {MHA_CACHE_KIND_PAGED, 16};
@@ -306,6 +311,12 @@ std::vector<Shape> Shapes() {
     shapes.push_back(shape);
     shape.chosen_block = 0;
     shapes.push_back(shape);
+  }
+  for (Shape shape : std::vector<Shape>(shapes)) {
+    shape.in_integers =
+        !shape.with_cache || (shape.k_type == MHA_TYPE_INT8 &&
+                              (shape.v_type == MHA_TYPE_INT8 || shape.v_type == MHA_TYPE_INT4));
+    if (shape.in_integers) shapes.push_back(shape);
   }
   return shapes;
 }

@@ -28,6 +28,7 @@ using support::Stored;
 
 constexpr int64_t kProjectionBlock = 256;
 constexpr int64_t kScoreBlock = 32;
+constexpr int64_t kCodedBlock = 512;
 constexpr int64_t kChunk = 256;
 constexpr int64_t kPartialSums = 16;
 constexpr int64_t kCodeGroup = 64;
@@ -672,6 +673,38 @@ struct Partial {
 
 bool IsEmpty(const Partial &partial) { return partial.l == 0.0f; }
 
+// The products of a row of queries with keys of codes, [head_dim, n_kv].
+void CodedDots(const float *q, const float *k_t, int64_t head_dim, int64_t n_kv, float *dots) {
+  int64_t *codes = new int64_t[static_cast<decltype(sizeof 0)>(head_dim)];
+  float scale;
+  EncodeGroup(Arithmetic::kInt16, q, head_dim, codes, &scale);
+  for (int64_t j = 0; j < n_kv; j++) {
+    float y = 0.0f;
+    for (int64_t d = 0; d < head_dim; d += kCodedBlock) {
+      int64_t sum = 0;
+      for (int64_t i = d; i < Min(d + kCodedBlock, head_dim); i++)
+        sum += codes[i] * static_cast<int64_t>(k_t[i * n_kv + j]);
+      y = Fma(static_cast<float>(sum), scale, y);
+    }
+    dots[j] = y;
+  }
+  delete[] codes;
+}
+
+// The weighted sum of the values of a chunk, in integers. w [count] is 0 for keys that take no
+// part.
+void CodedSum(const float *w, int64_t count, const float *v, int64_t head_dim_v, float *o) {
+  int64_t codes[kChunk];
+  float scale;
+  EncodeGroup(Arithmetic::kInt16, w, count, codes, &scale);
+  for (int64_t d = 0; d < head_dim_v; d++) {
+    int64_t sum = 0;
+    for (int64_t j = 0; j < count; j++)
+      sum += codes[j] * static_cast<int64_t>(v[j * head_dim_v + d]);
+    o[d] = static_cast<float>(sum) * scale;
+  }
+}
+
 // The partial of chunk c of row i. p [n_kv] is scratch.
 void ChunkPartial(const AttentionShape &shape, int64_t i, int64_t c, const float *s, const Rows &v,
                   float *p, Partial *partial) {
@@ -696,7 +729,14 @@ void ChunkPartial(const AttentionShape &shape, int64_t i, int64_t c, const float
   for (int64_t d = 0; d < shape.head_dim_v; d++) o[d] = 0.0f;
   partial->m = m;
   partial->l = l;
-  for (int64_t j = begin; j < end; j++) {
+  if (shape.is_in_integers) {
+    float w[kChunk];
+    for (int64_t j = begin; j < end; j++)
+      w[j - begin] = TakesPart(shape, i, j, s[j]) ? p[j] * v.scales[j] : 0.0f;
+    if (begin < end)
+      CodedSum(w, end - begin, v.numbers + begin * shape.head_dim_v, shape.head_dim_v, o);
+  }
+  for (int64_t j = begin; j < end && !shape.is_in_integers; j++) {
     if (!TakesPart(shape, i, j, s[j])) continue;
     const float *v_j = v.numbers + j * shape.head_dim_v;
     const float factor = v.scales ? p[j] * v.scales[j] : p[j];
@@ -992,7 +1032,10 @@ void Attend(const AttentionShape &given, const float *given_q, const float *give
         continue;
       }
       const float *q_i = &q[(i * shape.num_heads + h) * head_dim];
-      Dots(kScoreBlock, q_i, k_t, head_dim, n_kv, dots);
+      if (shape.is_in_integers)
+        CodedDots(q_i, k_t, head_dim, n_kv, dots);
+      else
+        Dots(kScoreBlock, q_i, k_t, head_dim, n_kv, dots);
       for (int64_t j = 0; j < n_kv; j++) {
         if (shape.k_type == Storage::kInt8) dots[j] = dots[j] * k_scales[j];
         scaled[j] = capped[j] = dots[j] * scale;

@@ -55,6 +55,7 @@ std::string Describe(const AttentionSizes &sizes) {
       {sizes.context_norm.has_value(), "context norm"},
       {sizes.gate != GateKind::kNone, "gate"},
       {sizes.values_in_keys, "values in keys"},
+      {sizes.is_in_integers, "in integers"},
       {score.softcap != 0, "softcap"},
       {!score.relative_bias.empty(), "relative bias"},
       {!score.relative_rows.values.empty(), "relative rows"},
@@ -91,6 +92,7 @@ AttentionShape ShapeOf(const AttentionSizes &sizes, int64_t b) {
   shape.k_type = sizes.k_type;
   shape.v_type = sizes.v_type;
   shape.values_in_keys = sizes.values_in_keys;
+  shape.is_in_integers = sizes.is_in_integers;
   shape.gate.kind = sizes.gate;
   shape.gate.dim = sizes.gate_dim;
   return shape;

@@ -120,6 +120,7 @@ struct AttentionSizes {
   Storage k_type = Storage::kF32;  // of the cache that the keys and values are taken from
   Storage v_type = Storage::kF32;
   bool values_in_keys = false;  // of the cache; then v is looked at by nobody
+  bool is_in_integers = false;  // over k_type and v_type, which the call rounds to without a cache
 };
 
 // Where the valid rows of sequence b are.

@@ -151,6 +151,7 @@ void CallData::SetArgs(const AttentionSizes &sizes, const CallForm &call, Args *
                      (sizes.window_left ? MHA_WINDOW_LEFT : 0u) |
                      (sizes.window_right ? MHA_WINDOW_RIGHT : 0u) |
                      (sizes.has_equal_scores ? MHA_EQUAL_SCORES : 0u);
+  if (sizes.is_in_integers) args->call.attention_arithmetic = MHA_ARITHMETIC_INT16;
   args->call.window_left = sizes.window_left.value_or(0);
   args->call.window_right = sizes.window_right.value_or(0);
   sequences.q_first_positions = q_start = Keep(sizes.q_start);

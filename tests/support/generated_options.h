@@ -601,6 +601,12 @@ inline std::vector<Dimension> DimensionsOfCaches() {
          if (c->has_cache()) c->whole.v_type = c->TypeOf("v_type");
        }},
 
+      {"attention_arithmetic", "f32*3 int16",
+       [](Case *c, Name value, Random *) {
+         c->whole.is_in_integers = value == "int16";
+         if (value == "int16" && !c->has_cache())
+           c->whole.k_type = c->whole.v_type = Storage::kInt8;
+       }},
       {"cache_values", "own*4 in_keys",
        [](Case *c, Name value, Random *) { c->whole.values_in_keys = value == "in_keys"; }},
   };
@@ -1102,6 +1108,8 @@ inline const std::vector<Dimension> &Dimensions() {
 inline std::vector<std::string> RefusedByTheLibrary() {
   std::vector<std::string> refusals = {
       "cache=none k_type=int8",
+      "attention_arithmetic=int16 cache=!none k_type=!int8",
+      "attention_arithmetic=int16 cache=!none cache_values=own v_type=!int8|int4",
       "cache_values=in_keys entry=!attention cache_read=no",
       "cache_values=in_keys norm=!none norm_values=yes",
       "cache=none v_type=!f32|f16|bf16",

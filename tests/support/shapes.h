@@ -136,6 +136,7 @@ struct AttentionShape {
   Storage k_type = Storage::kF32;  // keys and values are attended to as if stored in these types
   Storage v_type = Storage::kF32;
   bool values_in_keys = false;  // a value is the first elements of its key, as stored
+  bool is_in_integers = false;  // of keys and values of codes
   Gate gate = {};               // of a layer, kind and dim alone
   // Of the first key; q_start and the rotation count from the sequence's first one.
   int64_t kv_position = 0;

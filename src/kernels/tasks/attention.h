@@ -6,6 +6,8 @@
 
 namespace mha {
 
+struct ProductKernels;  // kernels.h
+
 // What rows of the context are multiplied by (CONTRACT.md, section 10); see mha_layer_config.
 struct Gate {
   StridedRows values;  // base null: no gate
@@ -16,7 +18,7 @@ struct Gate {
 // The parts of a unit's scratch memory, as offsets in floats, each a multiple of 16. A unit has
 // block_queries * heads_per_kv rows.
 struct AttendScratch {
-  int64_t queries;  // [rows][head_dim]
+  int64_t queries;  // [rows][query_stride]
   int64_t keys;     // [16 or late_tiles][head_dim + 1][16], for keys to be brought into this form
   int64_t values;   // [256][head_dim_v_padded], for the same
   // Rows that are being prepared or widened: [4][head_dim], of plain keys [16][head_dim], and at
@@ -61,6 +63,7 @@ struct AttentionRequest {
   int64_t heads_per_kv;  // query heads that share a kv head
   int64_t most_queries;  // of one unit of work; 0: as many as its partials leave room for
   float scale;
+  bool is_in_integers;  // scores and context, of codes of 16 bits
   // The query at position p attends to the keys at positions p - window_left .. p + window_right.
   int64_t window_left, window_right;
   ScoreOptions options;
@@ -78,6 +81,7 @@ struct AttentionRequest {
 // Follows from the sizes in the arguments alone, so that a size query computes it too.
 struct AttentionPlan {
   int64_t head_dim_v_padded;  // rounded up to a multiple of 16
+  int64_t query_stride;       // head_dim; with codes of queries and their scale 1 more
   int64_t late_rows;          // most rows of a unit that packs plain keys just before it reads them
   int64_t in_place_rows;      // most rows of a unit that reads plain values in the caller's array
   bool reads_rows;            // units of few rows read plain keys and values 16 positions at a time
@@ -114,11 +118,12 @@ struct KeyParts {
 
 // Needs the contents of arrays with lengths and positions, which are checked by then.
 struct AttentionRun {
-  int64_t longest_kv;     // the most keys of a sequence
-  int64_t pair_columns;   // columns of outputs with a number per pair
-  int64_t block_queries;  // queries of one unit of work
-  int64_t query_blocks;   // units of the longest sequence, for each kv head
-  int64_t unit_kv_heads;  // kv heads of a unit
+  const ProductKernels *codes;  // with is_in_integers, otherwise null
+  int64_t longest_kv;           // the most keys of a sequence
+  int64_t pair_columns;         // columns of outputs with a number per pair
+  int64_t block_queries;        // queries of one unit of work
+  int64_t query_blocks;         // units of the longest sequence, for each kv head
+  int64_t unit_kv_heads;        // kv heads of a unit
   KeyParts parts;
   const Sequence *sequences;  // [batch], described anew for each pass
   bool reworks_context;       // head scales, the output `context`, a gate or the output's type do

@@ -37,8 +37,8 @@ mha_kv_cache_config: size struct_size, i64 num_sequences capacity num_kv_heads h
 mha_sequences: size struct_size, i64 count, ptr cu_seqlens_q cu_seqlens_kv q_lengths kv_lengths
   q_first_rows kv_first_rows q_first_positions cache_sequences cache_lengths block_tables, i64
   block_table_entries block_table_stride, ptr block_table_starts rope_q_positions rope_k_positions
-mha_call: u32 flags reserved, i64 window_left window_right, ptr rope norm score scheduler, i64 batch
-  n_q n_kv, ptr sequences score_arrays, out cache, ptr cache_read outputs
+mha_call: u32 flags attention_arithmetic, i64 window_left window_right, ptr rope norm score
+  scheduler, i64 batch n_q n_kv, ptr sequences score_arrays, out cache, ptr cache_read outputs
 mha_forward_args: size struct_size, mha_call call, mha_input query key value, mha_output output
 mha_attention_args: size struct_size, mha_call call, i64 num_heads num_kv_heads head_dim head_dim_v,
   f32 scale, u32 instruction_set, mha_input q k v, mha_output output, i64 kv_first_position
