@@ -138,6 +138,18 @@ MHA_INLINE void pair_codes(const int8_t *p, int64_t apart, Vector (&pairs)[count
     pairs[i + 1] = floats_with_bits(_mm256_cvtepi8_epi16(_mm_unpackhi_epi8(first, second)));
   }
 }
+template <int count>
+MHA_INLINE void pair_nibbles(const ValueNibble *p, int, int64_t apart, Vector (&pairs)[count]) {
+  static_assert(count % 2 == 0, "16 columns are two vectors");
+  MHA_UNROLL for (int i = 0; i < count; i += 2) {
+    const __m256i both = _mm256_cvtepi8_epi16(
+        _mm_unpacklo_epi8(_mm_cvtsi64_si128(number_at<int64_t>(p + i * 4)),
+                          _mm_cvtsi64_si128(number_at<int64_t>(p + i * 4 + apart))));
+    pairs[i] = floats_with_bits(
+        _mm256_sub_epi16(_mm256_and_si256(both, _mm256_set1_epi16(15)), _mm256_set1_epi16(8)));
+    pairs[i + 1] = floats_with_bits(_mm256_srai_epi16(both, 4));
+  }
+}
 template <>
 constexpr bool widens_even_odd<Vector, Bf16> = true;
 

@@ -136,10 +136,15 @@ MHA_INLINE Vector load_fours(const Element *p, int64_t apart) {
 MHA_INLINE void store_words(void *to, Vector x) {
   _mm256_storeu_si256(static_cast<__m256i *>(to), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x)));
 }
-// Two vectors of values hold columns by fours: the first of each eight, and the second.
+// Of 32 columns of values, the first vector holds the first eight of each 16, and the other vector
+// the rest.
 alignas(64) constexpr uint16_t word_places[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
                                                   21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                                   11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+MHA_INLINE __m512 paired(__m256i bytes) { return floats_with_bits(_mm512_cvtepi8_epi16(bytes)); }
+MHA_INLINE __m128i load_8x16(const void *p) {
+  return _mm_loadu_si128(static_cast<const __m128i *>(p));
+}
 template <bool are_keys, int count>
 MHA_INLINE void pair_codes(const int8_t *p, int64_t apart, Vector (&pairs)[count]) {
   if constexpr (are_keys) {
@@ -149,35 +154,50 @@ MHA_INLINE void pair_codes(const int8_t *p, int64_t apart, Vector (&pairs)[count
     }
   } else if constexpr (count % 2 == 0) {
     MHA_UNROLL for (int i = 0; i < count; i += 2) {
-      const __m512i first = _mm512_cvtepi8_epi16(load_16x16(p + i * 16)),
-                    second = _mm512_cvtepi8_epi16(load_16x16(p + i * 16 + apart));
-      pairs[i] = floats_with_bits(_mm512_unpacklo_epi16(first, second));
-      pairs[i + 1] = floats_with_bits(_mm512_unpackhi_epi16(first, second));
+      const __m256i a = load_16x16(p + i * 16), b = load_16x16(p + i * 16 + apart);
+      pairs[i] = paired(_mm256_unpacklo_epi8(a, b));
+      pairs[i + 1] = paired(_mm256_unpackhi_epi8(a, b));
     }
   } else {
     static_assert(count == 1, "one vector or pairs of them");
-    const __m128i *const first = reinterpret_cast<const __m128i *>(p),
-                         *const second = reinterpret_cast<const __m128i *>(p + apart);
-    const __m128i a = _mm_loadu_si128(first), b = _mm_loadu_si128(second);
-    pairs[0] = floats_with_bits(
-        _mm512_cvtepi8_epi16(_mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b))));
+    const __m128i a = load_8x16(p), b = load_8x16(p + apart);
+    pairs[0] = paired(_mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b)));
+  }
+}
+template <int count>
+MHA_INLINE void pair_nibbles(const ValueNibble *p, int, int64_t apart, Vector (&pairs)[count]) {
+  const auto low = [](__m512i x) MHA_INLINED {
+    return _mm512_sub_epi16(_mm512_and_si512(x, _mm512_set1_epi16(15)), _mm512_set1_epi16(8));
+  };
+  if constexpr (count % 2 == 0) {
+    MHA_UNROLL for (int i = 0; i < count; i += 2) {
+      const __m128i a = load_8x16(p + i * 8), b = load_8x16(p + i * 8 + apart);
+      const __m512i both =
+          _mm512_cvtepi8_epi16(_mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b)));
+      pairs[i] = floats_with_bits(low(both));
+      pairs[i + 1] = floats_with_bits(_mm512_srai_epi16(both, 4));
+    }
+  } else {
+    const __m128i bytes = _mm_unpacklo_epi8(_mm_set1_epi64x(number_at<int64_t>(p)),
+                                            _mm_set1_epi64x(number_at<int64_t>(p + apart)));
+    const __m512i both = _mm512_cvtepi8_epi16(_mm256_set_m128i(bytes, bytes));
+    pairs[0] =
+        floats_with_bits(_mm512_mask_blend_epi32(0xff00, low(both), _mm512_srai_epi16(both, 4)));
   }
 }
 template <>
 constexpr bool widens_even_odd<Vector, ValueCode> = true;
 template <>
+constexpr bool widens_even_odd<Vector, ValueNibble> = true;
+template <>
 MHA_INLINE void join_even_odd<Vector>(Vector *even, Vector *odd) {
-  const __m512 low = _mm512_shuffle_f32x4(*even, *odd, 0x44),
-               high = _mm512_shuffle_f32x4(*even, *odd, 0xee);
-  *even = _mm512_shuffle_f32x4(low, low, 0xd8);
-  *odd = _mm512_shuffle_f32x4(high, high, 0xd8);
+  const __m512 first = _mm512_shuffle_f32x4(*even, *odd, 0x44);
+  *odd = _mm512_shuffle_f32x4(*even, *odd, 0xee);
+  *even = first;
 }
 template <>
 MHA_INLINE void split_even_odd<Vector>(Vector *first, Vector *last) {
-  const __m512 even = _mm512_shuffle_f32x4(*first, *last, 0x88),
-               odd = _mm512_shuffle_f32x4(*first, *last, 0xdd);
-  *first = even;
-  *last = odd;
+  join_even_odd(first, last);
 }
 
 // The float of each code, for a permutation, which looks at the low 4 bits of each index only.

@@ -45,13 +45,12 @@ MHA_INLINE bool stores_floats(const Attention &call) {
 }
 
 // Whether the unit is streamed. Floats are if no other block of queries reads the same cache. There
-// are no loops over pairs of int4, nor over an odd number of codes.
+// are no loops over an odd number of codes.
 template <class V>
 MHA_INLINE bool is_streamed(const Unit &unit) {
   const Attention &call = unit.call;
   if (has_loops_of_floats_alone<V> || !call.arrays.v.is_packed || unit.blocks) return false;
-  if (call.run.codes && (call.request.head_dim % 2 != 0 || call.arrays.v.storage == Storage::int4))
-    return false;
+  if (call.run.codes && call.request.head_dim % 2 != 0) return false;
   if (!stores_floats(call)) return unit.num_rows <= max_widened_rows;
   return unit.sequence.n_kv >= min_streamed_keys && call.run.query_blocks == 1;
 }
@@ -207,13 +206,13 @@ MHA_NOINLINE inline void pair_values(Storage storage, const void *const (&rows)[
                 width, to);
       continue;
     }
-    for (int64_t c = 0; c < width; c += 16) {
-      int8_t codes[2][16];
-      MHA_EACH(n, 2) {
-        const CachedInt4 *const from = static_cast<const CachedInt4 *>(rows[r + n]) + c / 2;
-        MHA_EACH(i, 16) codes[n][i] = static_cast<int8_t>(cached_code(from, i));
-      }
-      pair_rows(codes[0], codes[1], 16, to + c);
+    constexpr int vectors = static_cast<int>(tile_keys / Vector::size);
+    const ValueNibble *const first = static_cast<const ValueNibble *>(rows[r]),
+                             *const second = static_cast<const ValueNibble *>(rows[r + 1]);
+    for (int64_t c = 0; c < width; c += tile_keys) {
+      Vector pairs[vectors];
+      pair_nibbles(first + c / 2, 0, second - first, pairs);
+      MHA_EACH(n, vectors) store(to + c + n * Vector::size, pairs[n]);
     }
   }
 }

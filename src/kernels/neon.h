@@ -128,6 +128,19 @@ MHA_INLINE void pair_codes(const int8_t *p, int64_t apart, Vector (&pairs)[count
     pairs[i] = vreinterpretq_f32_s16(vmovl_s8(vreinterpret_s8_u8(both)));
   }
 }
+template <int count>
+MHA_INLINE void pair_nibbles(const ValueNibble *p, int first, int64_t apart,
+                             Vector (&pairs)[count]) {
+  MHA_EACH(i, count) {
+    const int part = (first + i) % 4;
+    const ValueNibble *const at = p + i / 4 * 8 + part % 2 * 4;
+    const int16x8_t both =
+        vmovl_s8(vreinterpret_s8_u8(vzip1_u8(load_4x8(at), load_4x8(at + apart))));
+    pairs[i] =
+        vreinterpretq_f32_s16(part < 2 ? vsubq_s16(vandq_s16(both, vdupq_n_s16(15)), vdupq_n_s16(8))
+                                       : vshrq_n_s16(both, 4));
+  }
+}
 // The earlier words of pairs, and the later ones.
 MHA_INLINE int16x4_t first_words(Vector x) { return vmovn_s32(vreinterpretq_s32_f32(x)); }
 MHA_INLINE int16x4_t second_words(Vector x) { return vshrn_n_s32(vreinterpretq_s32_f32(x), 16); }

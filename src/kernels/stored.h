@@ -47,6 +47,9 @@ struct KeyCode {
 struct ValueCode {
   int8_t code;
 };
+struct ValueNibble {
+  uint8_t bits;  // as CachedInt4
+};
 
 // Calls visit(Stored<Element>{}) with the type of a stored element. Weights of int4, int5 and int6
 // are widened before (project.h); has_int4: values of a cache are not.
@@ -136,13 +139,15 @@ constexpr bool is_same<A, A> = true;
 
 // Whether elements are multiplied as integers.
 template <class Element>
-constexpr bool are_words =
-    is_same<Element, WordPair> || is_same<Element, KeyCode> || is_same<Element, ValueCode>;
+constexpr bool are_words = is_same<Element, WordPair> || is_same<Element, KeyCode> ||
+                           is_same<Element, ValueCode> || is_same<Element, ValueNibble>;
 
 // Numbers of a row: the element that holds number n, and a vector of them. Of int4, n is a multiple
 // of 16, or of the vector's lanes.
 template <class Element>
-constexpr int numbers_of = is_same<Element, CachedInt4> || is_same<Element, Bf16Pair> ? 2 : 1;
+constexpr int numbers_of =
+    is_same<Element, CachedInt4> || is_same<Element, Bf16Pair> || is_same<Element, ValueNibble> ? 2
+                                                                                                : 1;
 template <class V, class Element>
 MHA_INLINE V load_from(const Element *p, int n) {
   if constexpr (is_same<Element, CachedInt4>)
@@ -198,12 +203,21 @@ MHA_INLINE void store_words(void *to, Scalar x) {
   const int16_t word = static_cast<int16_t>(storage::rounded(x.x));
   MHA_MEMCPY(to, &word, sizeof word);
 }
-// Pairs codes at p with those `apart` behind them, of keys with the next 16 bytes.
+// Pairs codes at p with those `apart` behind them, of keys with the next 16 bytes; of values of
+// int4, vectors `first` and so on of those at p.
 template <bool are_keys, int count>
 MHA_INLINE void pair_codes(const int8_t *p, int64_t apart, Scalar (&pairs)[count]) {
   MHA_EACH(i, count) {
     pairs[i].x = float_of((static_cast<uint32_t>(p[i]) & 0xffff) |
                           static_cast<uint32_t>(p[i + apart]) << 16);
+  }
+}
+template <int count>
+MHA_INLINE void pair_nibbles(const ValueNibble *p, int, int64_t apart, Scalar (&pairs)[count]) {
+  const CachedInt4 *const first = reinterpret_cast<const CachedInt4 *>(p), *second = first + apart;
+  MHA_EACH(i, count) {
+    pairs[i].x = float_of((static_cast<uint32_t>(cached_code(first, i)) & 0xffff) |
+                          static_cast<uint32_t>(cached_code(second, i)) << 16);
   }
 }
 

@@ -68,7 +68,10 @@ constexpr bool is_even_odd = C % 2 == 0 && widens_even_odd<Vector, Element>;
 template <int C, bool has_register, int count, class Element>
 MHA_INLINE void read_columns(const Element *p, int first, int64_t apart, Vector (&column)[count]) {
   constexpr int lanes = Vector::size;
-  if constexpr (are_words<Element> && sizeof(Element) == 1) {
+  if constexpr (is_same<Element, ValueNibble>) {
+    constexpr int of_16 = 16 / lanes;
+    pair_nibbles(p + first / of_16 * 8, first % of_16, apart, column);
+  } else if constexpr (are_words<Element> && sizeof(Element) == 1) {
     pair_codes<is_same<Element, KeyCode>>(reinterpret_cast<const int8_t *>(p) + first * lanes,
                                           apart, column);
   } else if constexpr (is_even_odd<Element, C>) {
@@ -478,9 +481,12 @@ MHA_NOINLINE inline Loops loops_over_codes(int64_t rows, Storage storage, bool a
                   C = decltype(of_vectors)::count, streams = prefetch_streams(R, B);
     Loop loop = {multiply<R, B, C, WordPair, 0>, R, B, C * Vector::size, 1};
     if constexpr (R <= max_rows_of_fewer_bits && !has_loops_of_floats_alone<Vector>) {
-      if (storage == Storage::int8) {
+      if (storage != Storage::f32) {
         loop.run = multiply<R, B, C, decltype(code), streams>;
         loop.streams = streams;
+      }
+      if constexpr (is_same<decltype(code), ValueCode>) {
+        if (storage == Storage::int4) loop.run = multiply<R, B, C, ValueNibble, streams>;
       }
     }
     return loop;
