@@ -59,7 +59,8 @@
  *
  * Attention (mha_call.attention_arithmetic) computes in F32 or INT16. With INT16, keys are INT8 and
  * values INT8 or INT4: those of a cache, or the call's, which are rounded to INT8 as a cache would
- * do. Each query, and the weights of each 256 keys, become 16-bit integers with a scale.
+ * do. Each query, and the weights of each 256 keys, become 16-bit integers with a scale. Calls of
+ * mha_choose_keys need a cache.
  */
 #define MHA_ARITHMETIC_F32 0u
 #define MHA_ARITHMETIC_INT8 0x501u  /* inputs as 8-bit integers */

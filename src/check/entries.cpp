@@ -244,10 +244,11 @@ mha_status check_left_out(Report report, const mha_attention_args &args) {
                 {"score", args.call.score},
                 {"score_arrays", args.call.score_arrays},
                 {"outputs", args.call.outputs}};
-  if (args.call.attention_arithmetic != MHA_ARITHMETIC_F32)
+  if (args.call.attention_arithmetic != MHA_ARITHMETIC_F32 && !args.call.cache &&
+      !args.call.cache_read)
     return report.invalid(
-        "attention.call.attention_arithmetic is %u, but mha_choose_keys computes in F32; set it to "
-        "MHA_ARITHMETIC_F32 (0)",
+        "attention.call.attention_arithmetic is %u, but the keys are in no cache; give a cache of "
+        "MHA_TYPE_INT8 (4), or set it to MHA_ARITHMETIC_F32 (0)",
         args.call.attention_arithmetic);
   for (const auto &array : arrays) {
     if (array.given)

@@ -61,10 +61,10 @@ mha_status check_optional_outputs(Report report, const AttentionRequest &request
 }
 
 // Integers are multiplied by integers: keys and values have to be stored as such.
-mha_status check_arithmetic(Report report, const AttentionRequest &request) {
+mha_status check_arithmetic(Report report, const AttentionRequest &request, bool has_values) {
   if (!request.is_in_integers) return MHA_OK;
   const Storage k = request.k.storage, v = request.v.storage;
-  if (k != Storage::int8 || (v != Storage::int8 && v != Storage::int4))
+  if (k != Storage::int8 || (has_values && v != Storage::int8 && v != Storage::int4))
     return report.invalid(
         "attention_arithmetic is MHA_ARITHMETIC_INT16, but the cache stores keys as MHA_TYPE %u "
         "and values as %u; use a cache with k_type MHA_TYPE_INT8 (4) and v_type MHA_TYPE_INT8 (4) "
@@ -97,7 +97,7 @@ mha_status check_request(Report report, const mha_call &call, const RequestRows 
   AttentionRequest &r = *request;
   MHA_TRY(check_score_options(report, {call.score, call.score_arrays}, r.num_heads, r.num_kv_heads,
                               s, &s.scored, &r.options));
-  MHA_TRY(check_arithmetic(report, r));
+  MHA_TRY(check_arithmetic(report, r, rows.has_values));
   MHA_TRY(check_sequences(report, s, r.num_kv_heads, r.head_dim, r.head_dim_v, &s.rope));
   Norms norms;
   MHA_TRY(check_norm(report, call.norm, s, r, rows.has_output_weights, &norms));

@@ -127,6 +127,7 @@ TEST_P(ChooseKeys, OfRandomCallsEqualTheSpecification) {
       continue;
     problem.k_type = random.Pick(kKeyTypes);
     problem.values_in_keys = random.Coin();
+    problem.is_in_integers = problem.k_type == Storage::kInt8;
     const CacheForm form = kContiguousAndPaged[random.Below(5)];
     const Outputs expected = Specify(problem);
     Cache cache(CacheConfigOf(problem, form, 1, 1));
@@ -415,6 +416,8 @@ TEST(ChooseKeysErrors, NameTheArgumentAndWriteNothing) {
   expect({"attention.v.data", "set it to NULL"}, [](auto &, auto &a) { a.v.data = &number; });
   expect({"attention.output.data", "set it to NULL"},
          [](auto &, auto &a) { a.output.data = &number; });
+  expect({"attention.call.attention_arithmetic is 1282", "no cache", "MHA_ARITHMETIC_F32"},
+         [](auto &, auto &a) { a.call.attention_arithmetic = MHA_ARITHMETIC_INT16; });
   expect({"attention.kv_first_position", "256", "set it to 0"},
          [](auto &, auto &a) { a.kv_first_position = 256; });
   expect({"attention.outputs", "set it to NULL"},

@@ -1085,6 +1085,7 @@ void ChooseKeys(const AttentionShape &given_shape, const float *q, const float *
                 const float *weights, int64_t num_chosen, float *index_scores, int32_t *chosen) {
   AttentionShape shape = given_shape;
   shape.num_kv_heads = shape.head_dim_v = 1;
+  shape.v_type = shape.k_type;
   const int64_t heads = shape.num_heads, n_q = shape.n_q, n_kv = shape.n_kv;
   Floats v(n_kv), s(heads * n_q * n_kv);  // s is canonical, of which no order or sum can tell
   for (int64_t j = 0; j < n_kv; j++) v[j] = 0.0f;
