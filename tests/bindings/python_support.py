@@ -41,7 +41,8 @@ def arrays_of(kind):
 def need(packages, arguments, installed_by="tools/bindings/python/setup.sh"):
     """Goes on where the packages are: with this interpreter, or else with that of the folder
     --venv. Without them the test is skipped. From then on `import mha` is the package of these
-    sources, with the library of --library, in programs that a test starts as well."""
+    sources, with the library of --library, in programs that a test starts as well. What Python
+    compiles of all packages, among them PyTorch, is kept beside the virtual environments."""
     missing = [package for package in packages if not importlib.util.find_spec(package)]
     if missing:
         python = arguments.venv / "bin" / "python"
@@ -51,7 +52,9 @@ def need(packages, arguments, installed_by="tools/bindings/python/setup.sh"):
         sys.exit(_skipped)
     os.environ["MHA_LIBRARY"] = arguments.library
     sys.path.insert(0, str(tools))
-    sys.dont_write_bytecode = True
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(arguments.venv.parent / "pycache")
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def readme_program(word):
