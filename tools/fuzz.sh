@@ -40,7 +40,7 @@ failed.
 
 Examples:
   tools/fuzz.sh interface 60
-  tools/fuzz.sh all 6                             what CI runs
+  tools/fuzz.sh all 6                             what tools/test.sh --all runs
   tools/fuzz.sh interface 3600 --jobs 4
   tools/fuzz.sh packed --replay build-fuzz/packed/crashes/crash-*
   tools/fuzz.sh packed --minimise
