@@ -59,7 +59,7 @@
 #define MHA_VERSION_PATCH 0
 
 /* The arithmetic contract (src/kernels/CONTRACT.md). Within one number, bits never change. */
-#define MHA_CONTRACT 1
+#define MHA_CONTRACT 2
 
 /* Marks exported functions. On Windows, programs that use the DLL define MHA_SHARED. */
 #if defined(_WIN32) && defined(MHA_SHARED)
@@ -293,7 +293,7 @@ typedef struct mha_kv_cache mha_kv_cache; /* opaque; lies in the caller's buffer
 #define MHA_CACHE_KIND_POOL 0x103u   /* the same, whose lengths and block tables come with calls */
 
 /* The shape of a cache. Numbers are rounded to nearest, beyond the range of F16 to infinity. INT8
-   and INT4 have a scale per position and head; INT4 rounds the Hadamard transform of a value. */
+   and INT4 have a scale per position and head; INT8 keys and INT4 values are transformed. */
 typedef struct mha_kv_cache_config {
   size_t struct_size;
   int64_t num_sequences;   /* sequences, numbered from 0; >= 1 */

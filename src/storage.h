@@ -194,16 +194,15 @@ inline CodeScale code_scale_of(uint32_t most_bits, int32_t most_code) {
   return {most / limit, limit / most};
 }
 
-// The same for a row of numbers. Loops of a fixed length become vectors, so the row is cut into
-// groups.
-MHA_NOINLINE inline CodeScale code_scale_of(const float *x, int32_t most_code, int64_t count) {
-  uint32_t most_bits = 0;
+// The same as most_bits_of for a long row. Loops of a fixed length become vectors, so the row is
+// cut into groups.
+MHA_NOINLINE inline uint32_t most_bits_of_row(const float *x, int64_t count, uint32_t most_bits) {
   int64_t i = 0;
   for (; i + code_group <= count; i += code_group)
     most_bits = most_bits_of(x + i, code_group, most_bits);
   for (; i + int4_chain <= count; i += int4_chain)
     most_bits = most_bits_of(x + i, int4_chain, most_bits);
-  return code_scale_of(most_bits_of(x + i, count - i, most_bits), most_code);
+  return most_bits_of(x + i, count - i, most_bits);
 }
 
 // The scale for codes from -8 to 7, which int4 uses. `extreme` is the first number of the group
@@ -220,11 +219,12 @@ inline int32_t int4_of(float x, float factor) {
   return code > 7 ? 7 : code;
 }
 
-// ---- Values of int4 in a cache (CONTRACT.md, section 2)
+// ---- Keys and values in a cache (CONTRACT.md, section 2)
 
-// The block of the Hadamard transform: the largest power of two that divides the width.
-inline int64_t hadamard_block(int64_t width) {
-  return (width & -width) < most_hadamard_block ? width & -width : most_hadamard_block;
+// The block of the Hadamard transform: the largest power of two that divides both widths.
+inline int64_t hadamard_block(int64_t width, int64_t other) {
+  const int64_t block = (width | other) & -(width | other);
+  return block < most_hadamard_block ? block : most_hadamard_block;
 }
 
 // Two of 16 codes in 8 bytes: code j < 8, with 8 added, in the low half of byte j, and code j + 8

@@ -135,8 +135,9 @@ void place(const AttentionCall &call, unsigned char *workspace, AttentionArrays 
     const auto packed = [&](int64_t offset, int64_t row_stride) {
       float *const base = reinterpret_cast<float *>(workspace + offset);
       if (stage.attention.request.is_in_integers)
-        return packed_codes_at(base, row_stride, positions, args.num_kv_heads,
-                               args.call.batch * args.num_kv_heads, stage.sequences.is_packed());
+        return packed_codes_at(base, offset == call.packed_k, row_stride, positions,
+                               args.num_kv_heads, args.call.batch * args.num_kv_heads,
+                               stage.sequences.is_packed());
       return packed_floats(base, row_stride, positions * row_stride, positions, args.num_kv_heads,
                            stage.sequences.is_packed());
     };

@@ -41,11 +41,8 @@ mha_kv_cache_config config_of(const mha_kv_cache &cache) {
 
 float canonical(float x) { return x != x ? MHA_NAN : x + 0.0f; }
 
-// A value of int4 as floats: the Hadamard transform of what is stored.
-void read_int4(const CachedInt4 *codes, float scale, int64_t width, float *x) {
-  const int64_t block = hadamard_block(width);
-  for (int64_t c = 0; c < width; ++c)
-    x[c] = static_cast<float>(cached_code(codes + c / 16 * 8, c % 16)) * scale;
+// Makes a row of the Hadamard transform that is stored of it.
+void transform_back(int64_t block, int64_t width, float *x) {
   for (int64_t h = block / 2; h > 0; h /= 2) {
     for (int64_t i = 0; i < width; i += 1 + ((i + 1) & h)) {
       const float a = x[i], b = x[i + h];
@@ -53,7 +50,7 @@ void read_int4(const CachedInt4 *codes, float scale, int64_t width, float *x) {
       x[i + h] = a - b;
     }
   }
-  for (int64_t c = 0; c < width; ++c) x[c] = canonical(x[c] * (1.0f / static_cast<float>(block)));
+  for (int64_t c = 0; c < width; ++c) x[c] *= 1.0f / static_cast<float>(block);
 }
 
 // Writes positions as float32, [count, num_kv_heads, width]. NaN and zero get the bits that the
@@ -66,18 +63,19 @@ void read_rows(const mha_kv_cache *cache, const KeyValues &source, bool are_keys
     const int64_t lane = place.position % tile_keys;
     for (int64_t head = 0; head < cache->num_kv_heads; ++head) {
       const int64_t tile = tile_of(source, place, head), scale = scale_of(source, place, head);
-      if (source.storage == Storage::int4) {
-        read_int4(static_cast<const CachedInt4 *>(source.base) + tile + lane * source.row_stride,
-                  source.scales[scale], width, out);
-        out += width;
-        continue;
-      }
+      const CachedInt4 *const int4 =
+          static_cast<const CachedInt4 *>(source.base) + tile + lane * source.row_stride;
       for (int64_t c = 0; c < width; ++c) {
         const int64_t in_tile =
             are_transposed ? c * tile_keys + lane : lane * source.row_stride + c;
-        const float x = widened(source.storage, source.base, tile + in_tile);
-        *out++ = canonical(source.scales ? x * source.scales[scale] : x);
+        const float x = source.storage == Storage::int4
+                            ? static_cast<float>(cached_code(int4 + c / 16 * 8, c % 16))
+                            : widened(source.storage, source.base, tile + in_tile);
+        out[c] = source.scales ? x * source.scales[scale] : x;
       }
+      if (source.hadamard > 1) transform_back(source.hadamard, width, out);
+      for (int64_t c = 0; c < width; ++c) out[c] = canonical(out[c]);
+      out += width;
     }
   }
 }

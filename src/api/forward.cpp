@@ -205,7 +205,7 @@ void place(const ForwardCall &call, unsigned char *memory, AttentionArrays *arra
   const int64_t v_width = stage.attention.plan.head_dim_v_padded;
   if (stage.attention.request.is_in_integers && !stage.sequences.cache) {
     const auto packed = [&](int64_t offset, int64_t width) {
-      return packed_codes_at(reinterpret_cast<float *>(memory + offset), width,
+      return packed_codes_at(reinterpret_cast<float *>(memory + offset), offset == call.k, width,
                              key_tiles(call) * tile_keys, shape.num_kv_heads,
                              args.call.batch * shape.num_kv_heads, call.is_packed());
     };

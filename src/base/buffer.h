@@ -11,7 +11,7 @@ namespace mha {
 // What both begin with. The version changes with the format, and others are refused.
 struct BufferHead {
   char magic[8];
-  uint32_t byte_order = 0x01020304u, version = 1, contract = MHA_CONTRACT;
+  uint32_t byte_order = 0x01020304u, version = 2, contract = MHA_CONTRACT;
 };
 
 // One of the two formats: its header, whose first bytes are `head`, and the words for messages.

@@ -35,16 +35,18 @@ MHA_NOINLINE const float *prepared_query(const Unit &unit, const Row &row, float
 // section 7).
 template <class V>
 MHA_NOINLINE void encode_query(int64_t head_dim, float *row) {
-  const CodeScale scale = code_scale_of(row, most_word, head_dim);
+  const CodeScale scale = word_scale_of(row, head_dim);
   encode_words<V>(row, head_dim, scale.factor, row);
   row[pairs_of(head_dim)] = scale.scale;
 }
 
-// Copies the queries of rows [begin, end) to scratch memory, prepared and scaled.
+// Copies the queries of rows [begin, end) to scratch memory, prepared and scaled, and transformed
+// as the keys are.
 template <class V>
 MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
   const Attention &call = unit.call;
-  const int64_t head_dim = call.request.head_dim, whole = head_dim - head_dim % V::size;
+  const int64_t head_dim = call.request.head_dim, whole = head_dim - head_dim % V::size,
+                block = call.arrays.k.hadamard;
   const bool needs_preparation =
       call.request.prepare_q.is_any || call.arrays.q.storage != Storage::f32;
   const float *const scales = call.request.options.q_scales;
@@ -59,6 +61,7 @@ MHA_NOINLINE void copy_queries(const Unit &unit, int64_t begin, int64_t end) {
     for (int64_t k = 0; k < whole; k += V::size)
       store(to + k, canonical_nan(load<V>(from + k) * factor));
     for (int64_t k = whole; k < head_dim; ++k) to[k] = canonical_nan(from[k] * scale);
+    if (block > 1) hadamard<V>(block, head_dim, 1.0f / static_cast<float>(block), to, to);
     if (call.run.codes) encode_query<V>(head_dim, to);
   }
 }

@@ -511,7 +511,7 @@ MHA_NOINLINE void encode_weights(const Unit &unit, const Chunk &chunk, const Att
     if (scale.scale != scale.scale) {
       leave_out_edges<V>(tiles, keys.of_row[r], 0.0f, w);
       leave_out_weights<V>(unit, chunk, tiles, keys.of_row[r], rows.begin + r, w);
-      scale = code_scale_of(w + first, most_word, count);
+      scale = word_scale_of(w + first, count);
     }
     encode_words<V>(w + first, count, scale.factor, w + first / 2);
     most[r] = scale.scale;
@@ -546,12 +546,12 @@ MHA_NOINLINE void weigh(const Unit &unit, const Chunk &chunk, const Attending &k
              unit.m(slot, rows.begin), unit.l(slot, rows.begin), most);
 }
 
-// Makes sums of values out of sums of values of int4, of which the Hadamard transform is stored.
+// Makes sums of values out of sums of values of which the Hadamard transform is stored.
 template <class V>
 MHA_NOINLINE void transform_back(const Unit &unit, const TileRows &rows, int64_t slot) {
-  const int64_t width = unit.call.request.head_dim_v, block = hadamard_block(width);
+  const int64_t width = unit.call.request.head_dim_v, block = unit.call.arrays.v.hadamard;
   for (int64_t r = rows.begin; r < rows.begin + rows.count; ++r)
-    hadamard<V>(block, width, 1.0f / static_cast<float>(block), unit.o(slot, r));
+    hadamard<V>(block, width, 1.0f / static_cast<float>(block), unit.o(slot, r), unit.o(slot, r));
 }
 
 // Computes the partials of some rows over each of `count` chunks, in slots from `slot` on. needed:
@@ -606,7 +606,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
       encode_weights<V>(unit, chunks[c], keys[c], rows, scores_of(c), most[c]);
       add_values(chunks[c].values, width, keys[c].some, true, loops, scores_of(c), o, ahead);
       scale_sums_of_codes<V>(rows.count, width, most[c], o);
-      if (call.arrays.v.storage == Storage::int4) transform_back<V>(unit, rows, slot + c);
+      if (call.arrays.v.hadamard > 1) transform_back<V>(unit, rows, slot + c);
       continue;
     }
     add_values(chunks[c].values, width, keys[c].some, false, loops, scores_of(c), o, ahead);
@@ -614,7 +614,7 @@ MHA_NOINLINE void attend_tile(const Unit &unit, const Chunk *chunks, int64_t cou
     // after head_dim_v may hold anything.)
     if (has_other_than_finite<V>(o, call.request.head_dim_v))
       leave_out_values<V>(unit, chunks[c], keys[c], rows, slot + c, scores_of(c));
-    if (call.arrays.v.storage == Storage::int4) transform_back<V>(unit, rows, slot + c);
+    if (call.arrays.v.hadamard > 1) transform_back<V>(unit, rows, slot + c);
   }
 }
 

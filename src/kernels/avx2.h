@@ -77,12 +77,10 @@ MHA_INLINE float greatest(Vector v) { return greatest8(v); }
 
 MHA_INLINE Vector load_fours(const float *p, int64_t apart) { return load_two_fours(p, apart); }
 
-MHA_INLINE Vector butterfly(Vector x, int64_t h) {
-  const __m256i lanes = _mm256_cvtps_epi32(load<Vector>(lane_numbers)),
-                bit = _mm256_set1_epi32(static_cast<int>(h)),
-                has_bit = _mm256_cmpeq_epi32(_mm256_and_si256(lanes, bit), bit);
-  const Vector other = _mm256_permutevar8x32_ps(x, _mm256_xor_si256(lanes, bit));
-  return _mm256_blendv_ps(x + other, other - x, _mm256_castsi256_ps(has_bit));
+template <int h>
+MHA_INLINE Vector swapped(Vector x) {
+  if constexpr (h == 4) return _mm256_permute2f128_ps(x, x, 1);
+  return _mm256_permute_ps(x, h == 2 ? 0x4e : 0xb1);
 }
 
 // ---- Stored numbers

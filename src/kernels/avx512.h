@@ -87,11 +87,11 @@ MHA_INLINE Vector load_fours(const float *p, int64_t apart) {
   return _mm512_insertf32x4(three, _mm_loadu_ps(p + 3 * apart), 3);
 }
 
-MHA_INLINE Vector butterfly(Vector x, int64_t h) {
-  const __m512i lanes = _mm512_cvtps_epi32(load<Vector>(lane_numbers)),
-                bit = _mm512_set1_epi32(static_cast<int>(h));
-  const __m512 other = _mm512_permutexvar_ps(_mm512_xor_si512(lanes, bit), x);
-  return _mm512_mask_sub_ps(_mm512_add_ps(x, other), _mm512_test_epi32_mask(lanes, bit), other, x);
+template <int h>
+MHA_INLINE Vector swapped(Vector x) {
+  if constexpr (h == 8) return _mm512_shuffle_f32x4(x, x, 0x4e);
+  if constexpr (h == 4) return _mm512_shuffle_f32x4(x, x, 0xb1);
+  return _mm512_permute_ps(x, h == 2 ? 0x4e : 0xb1);
 }
 
 // ---- Stored numbers

@@ -113,25 +113,75 @@ MHA_INLINE float log_of(float x) {
   return x != x ? x : y;
 }
 
-// x = H(x) * factor, for a row that is whole blocks. What follows it in its last vector changes
-// too.
+// -1 in lanes whose number has the bit h.
+template <int h>
+struct Signs {
+  alignas(64) float of[16] = {};
+  constexpr Signs() {
+    for (int i = 0; i < 16; ++i) of[i] = (i & h) != 0 ? -1.0f : 1.0f;
+  }
+};
+template <int h>
+constexpr Signs<h> signs;
+
+// The sums of lanes h apart and, in those whose number has the bit h, the differences. The product
+// is exact.
+template <int h, class V>
+MHA_INLINE V butterfly(V x) {
+  if constexpr (h < V::size) x = mul_add(x, load<V>(signs<h>.of), swapped<h>(x));
+  return x;
+}
+
+// The last steps of H of `count` vectors, from h on: half of them apart, or less than one vector.
+template <class V, int count>
+MHA_INLINE void hadamard_within(int64_t h, float factor, const float *from, float *x) {
+  V y[count];
+  MHA_EACH(i, count) y[i] = load<V>(from + i * V::size);
+  MHA_UNROLL for (int apart = count / 2; apart > 0; apart /= 2) {
+    MHA_EACH(i, count) {
+      if ((i & apart) != 0) continue;
+      const V a = y[i], b = y[i + apart];
+      y[i] = a + b;
+      y[i + apart] = a - b;
+    }
+  }
+  if (count > 1 || h >= 8)
+    MHA_EACH(i, count) y[i] = butterfly<8>(y[i]);
+  if (count > 1 || h >= 4)
+    MHA_EACH(i, count) y[i] = butterfly<4>(y[i]);
+  if (count > 1 || h >= 2)
+    MHA_EACH(i, count) y[i] = butterfly<2>(y[i]);
+  if (count > 1 || h >= 1)
+    MHA_EACH(i, count) y[i] = butterfly<1>(y[i]);
+  MHA_EACH(i, count) store(x + i * V::size, canonical_nan(y[i] * all<V>(factor)));
+}
+
+// x = H(from) * factor, for a row that is whole blocks; both may be the same.
 template <class V>
-MHA_NOINLINE void hadamard(int64_t block, int64_t width, float factor, float *x) {
+MHA_NOINLINE void hadamard(int64_t block, int64_t width, float factor, const float *from,
+                           float *x) {
   constexpr int64_t lanes = V::size;
+  constexpr int together = 4;  // vectors that stay in registers
+  const bool are_many = block >= together * lanes;
   int64_t h = block / 2;
-  for (; h >= lanes; h /= 2) {
+  for (; h >= (are_many ? together : 1) * lanes; h /= 2, from = x) {
     // The first number of each pair has no bit h in its place.
     for (int64_t i = 0; i < width; i += lanes + ((i + lanes) & h)) {
-      const V a = load<V>(x + i), b = load<V>(x + i + h);
+      const V a = load<V>(from + i), b = load<V>(from + i + h);
       store(x + i, a + b);
       store(x + i + h, a - b);
     }
   }
-  for (int64_t i = 0; i < width; i += lanes) {
-    V y = load<V>(x + i);
-    for (int64_t apart = h; apart > 0; apart /= 2) y = butterfly(y, apart);
-    store(x + i, y * all<V>(factor));
-  }
+  int64_t i = 0;
+  for (; are_many && i < width; i += together * lanes)
+    hadamard_within<V, together>(h, factor, from + i, x + i);
+  for (; i + lanes <= width; i += lanes) hadamard_within<V, 1>(h, factor, from + i, x + i);
+  if (i == width) return;
+  alignas(64) float last[lanes] = {};
+  const size_t bytes = static_cast<size_t>(width - i) * sizeof(float);
+  MHA_MEMCPY(last, from + i, bytes);
+  hadamard_within<V, 1>(h, factor, last, last);
+  MHA_MEMCPY(x + i, last, bytes);
 }
 
 }  // namespace

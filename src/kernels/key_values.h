@@ -142,6 +142,15 @@ inline void widen_tiles(int64_t width, int64_t stride, int64_t first, int64_t en
 constexpr int32_t most_word = 32767;
 MHA_INLINE int64_t pairs_of(int64_t codes) { return (codes + 1) / 2; }
 
+// The scale of some numbers as words. Loops of a fixed length become vectors.
+MHA_NOINLINE inline CodeScale word_scale_of(const float *x, int64_t count) {
+  uint32_t most_bits = 0;
+  int64_t i = 0;
+  for (; i + min_group <= count; i += min_group)
+    most_bits = most_bits_of(x + i, min_group, most_bits);
+  return code_scale_of(most_bits_of(x + i, count - i, most_bits), most_word);
+}
+
 // Writes the codes of some numbers as pairs of words, which may take the place of the numbers.
 template <class V>
 MHA_INLINE void encode_words(const float *x, int64_t count, float factor, float *pairs) {

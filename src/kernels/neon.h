@@ -82,11 +82,9 @@ MHA_INLINE Vector load_fours(const float *p, int64_t) { return vld1q_f32(p); }
 MHA_INLINE Vector zip_low(Vector a, Vector b) { return vzip1q_f32(a, b); }
 MHA_INLINE Vector zip_high(Vector a, Vector b) { return vzip2q_f32(a, b); }
 
-MHA_INLINE Vector butterfly(Vector x, int64_t h) {
-  const uint32x4_t lanes = vcvtq_u32_f32(load<Vector>(lane_numbers)),
-                   bit = vdupq_n_u32(static_cast<uint32_t>(h));
-  const Vector other = h == 1 ? vrev64q_f32(x) : vextq_f32(x, x, 2);
-  return vbslq_f32(vtstq_u32(lanes, bit), other - x, x + other);
+template <int h>
+MHA_INLINE Vector swapped(Vector x) {
+  return h == 1 ? vrev64q_f32(x) : vextq_f32(x, x, 2);
 }
 
 // ---- Stored numbers

@@ -130,8 +130,7 @@ alignas(64) constexpr float lane_numbers[16] = {0, 1, 2,  3,  4,  5,  6,  7,
 // load_fours     in each four lanes a row's four numbers at p, the rows `apart` numbers from one to
 //                the next
 // zip_low, zip_high   of each four lanes a0 b0 a1 b1, and a2 b2 a3 b3
-// butterfly      of each two lanes that lie h apart the sum and the difference, for h = 1, 2, 4,
-//                ... up to half of a vector
+// swapped<h>     lanes h apart in each other's place, for h = 1, 2, 4, ... up to half of a vector
 
 // How many rows and vectors the register tiles have. There are as many sums as the registers hold
 // besides the operands, and at least the 8 independent chains that keep two fma units with a

@@ -42,7 +42,10 @@ MHA_INLINE void transpose4x4(const float *row0, const float *row1, const float *
     for (int c = 0; c < 4; ++c) out[c * out_stride + r] = canonical_nan(rows[r][c]);
 }
 
-MHA_INLINE Scalar butterfly(Scalar x, int64_t) { return x; }
+template <int h>
+MHA_INLINE Scalar swapped(Scalar x) {
+  return x;
+}
 
 // ---- Products of codes
 

@@ -28,20 +28,28 @@ MHA_INLINE void store_halves(Storage storage, const float *x, int64_t width, uin
   }
 }
 
-// Stores the codes of one row, or of four rows at neighbouring positions whose codes are the bytes
+// Computes the Hadamard transform of a part of a row, whole blocks from number c on, and fills it
+// up with zeros to a multiple of 16. Returns how many numbers it has of the row.
+MHA_INLINE int64_t transform_part(const float *x, int64_t block, int64_t width, int64_t c,
+                                  float *part) {
+  const int64_t count = min(most_hadamard_block, width - c);
+  for (int64_t i = count; i % 16 != 0; ++i) part[i] = 0.0f;
+  hadamard<Vector>(block, count, 1.0f, x + c, part);
+  return count;
+}
+
+// Writes the codes of one row, or of four rows at neighbouring positions whose codes are the bytes
 // of an Element.
 template <class Element>
-MHA_NOINLINE void store_codes(const float *const *rows, int64_t width, Element *first,
-                              int64_t stride, float *scales) {
+MHA_NOINLINE void write_codes(const float *const *rows, const float *row_factors, int64_t width,
+                              Element *first, int64_t stride) {
   constexpr int count = sizeof(Element);
   constexpr bool is_lowest_first = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
   const float *x[count];
   float factors[count];
-  for (int r = 0; r < count; ++r) {
-    const CodeScale found = code_scale_of(rows[r], 127, width);
-    scales[r] = found.scale;
-    factors[r] = found.factor;
+  MHA_EACH(r, count) {
     x[r] = rows[r];
+    factors[r] = row_factors[r];
   }
   const auto codes_of = [&](int64_t c) MHA_INLINED {
     uint32_t codes = 0;
@@ -66,24 +74,47 @@ MHA_NOINLINE void store_codes(const float *const *rows, int64_t width, Element *
   for (; c < width; ++c) first[c * stride] = codes_of(c);
 }
 
-// Computes the Hadamard transform of a part of a row, whole blocks from number c on, and fills it
-// up with zeros to a multiple of 16. Returns how many numbers it has of the row.
-MHA_NOINLINE inline int64_t transform_part(const float *x, int64_t width, int64_t c, float *part) {
-  const int64_t count = min(most_hadamard_block, width - c);
-  MHA_MEMCPY(part, x + c, static_cast<size_t>(count) * sizeof(float));
-  for (int64_t i = count; i % 16 != 0; ++i) part[i] = 0.0f;
-  hadamard<Vector>(hadamard_block(width), count, 1.0f, part);
-  return count;
+// Stores rows as int8, or their Hadamard transforms. Several parts of these are computed twice: for
+// the scale, and for the codes.
+template <class Element>
+MHA_NOINLINE void store_codes(const float *const *rows, int64_t block, int64_t width,
+                              Element *first, int64_t stride, float *scales) {
+  constexpr int count = sizeof(Element);
+  alignas(64) float parts[count][most_hadamard_block];
+  const int64_t part = block > 1 ? min(most_hadamard_block, width) : width;
+  const float *x[count];
+  float factors[count];
+  const auto find_part = [&](int r, int64_t c) MHA_INLINED {
+    x[r] = rows[r];
+    if (block <= 1) return;
+    transform_part(rows[r], block, width, c, parts[r]);
+    x[r] = parts[r];
+  };
+  for (int r = 0; r < count; ++r) {
+    uint32_t most_bits = 0;
+    for (int64_t c = 0; c < width; c += part) {
+      find_part(r, c);
+      most_bits = most_bits_of_row(x[r], min(part, width - c), most_bits);
+    }
+    const CodeScale found = code_scale_of(most_bits, 127);
+    scales[r] = found.scale;
+    factors[r] = found.factor;
+  }
+  for (int64_t c = 0; c < width; c += part) {
+    for (int r = 0; part < width && r < count; ++r) find_part(r, c);
+    write_codes(x, factors, min(part, width - c), first + c * stride, stride);
+  }
 }
 
 // Stores the Hadamard transform of a row as int4. Several parts are computed twice: for the scale,
 // and for the codes.
-MHA_NOINLINE inline void store_int4(const float *x, int64_t width, CachedInt4 *to, float *scale) {
+MHA_NOINLINE inline void store_int4(const float *x, int64_t block, int64_t width, CachedInt4 *to,
+                                    float *scale) {
   alignas(64) float part[most_hadamard_block];
   uint32_t most_bits = 0;
   float extreme = 0.0f;
   for (int64_t c = 0; c < width; c += most_hadamard_block) {
-    const int64_t count = transform_part(x, width, c, part);
+    const int64_t count = transform_part(x, block, width, c, part);
     const uint32_t bits = most_bits_of(part, count, most_bits);
     if (bits == most_bits) continue;
     most_bits = bits;
@@ -94,7 +125,8 @@ MHA_NOINLINE inline void store_int4(const float *x, int64_t width, CachedInt4 *t
   const CodeScale found = int4_scale_of(extreme, most_bits < 0x7f800000u);
   *scale = found.scale;
   for (int64_t c = 0; c < width; c += most_hadamard_block) {
-    const int64_t count = width > most_hadamard_block ? transform_part(x, width, c, part) : width;
+    const int64_t count =
+        width > most_hadamard_block ? transform_part(x, block, width, c, part) : width;
     for (int64_t i = 0; i < count; i += 16, to += 8) {
       for (int64_t b = 0; b < 8; ++b) {
         to[b].bits = static_cast<uint8_t>((int4_of(part[i + b], found.factor) + 8) |
@@ -147,11 +179,13 @@ inline void store(const KvStore &storing, int64_t sequence_index, int64_t row_be
       if (to.storage == Storage::int8) {
         int8_t *const codes = reinterpret_cast<int8_t *>(tile) + first;
         if (by_fours)
-          store_codes(rows, width, reinterpret_cast<uint32_t *>(codes), tile_keys / 4, scales);
+          store_codes(rows, to.hadamard, width, reinterpret_cast<uint32_t *>(codes), tile_keys / 4,
+                      scales);
         else
-          store_codes(rows, width, codes, stride, scales);
+          store_codes(rows, to.hadamard, width, codes, stride, scales);
       } else if (to.storage == Storage::int4) {
-        store_int4(rows[0], width, reinterpret_cast<CachedInt4 *>(tile) + first, scales);
+        store_int4(rows[0], to.hadamard, width, reinterpret_cast<CachedInt4 *>(tile) + first,
+                   scales);
       } else if (to.storage != Storage::f32) {
         store_halves(to.storage, rows[0], width, reinterpret_cast<uint16_t *>(tile) + first,
                      stride);

@@ -134,13 +134,23 @@ int64_t oldest_position(const mha_kv_cache *cache, int64_t sequence, int64_t len
 KeyValues cached_keys(const mha_kv_cache *cache) {
   KeyValues keys = cached(cache, cache->k_type, key_width(*cache), keys_part);
   keys.is_packed = has_own_values(*cache);
+  // A value that is in the key is whole blocks of it.
+  if (keys.storage == Storage::int8)
+    keys.hadamard =
+        hadamard_block(cache->head_dim, keys.is_packed ? cache->head_dim : cache->head_dim_v);
   return keys;
 }
 
 // Values that are in the keys have the keys' type and the width of their rows.
 KeyValues cached_values(const mha_kv_cache *cache) {
-  if (!has_own_values(*cache)) return cached(cache, cache->k_type, key_width(*cache), keys_part);
-  return cached(cache, cache->v_type, padded(cache->head_dim_v), values_part);
+  KeyValues values = cached_keys(cache);
+  if (has_own_values(*cache)) {
+    values = cached(cache, cache->v_type, padded(cache->head_dim_v), values_part);
+    if (values.storage == Storage::int4)
+      values.hadamard = hadamard_block(cache->head_dim_v, cache->head_dim_v);
+  }
+  values.is_packed = true;
+  return values;
 }
 
 void grow(mha_kv_cache *cache, int64_t sequence, int64_t count) {

@@ -19,7 +19,7 @@
 //   states    [num_sequences] CacheState
 //   tables    [num_sequences][capacity / block_positions] int32_t, -1 for no block (only paged)
 //   users     [num_blocks] int32_t, the number of tables that name the block (only paged)
-//   keys      [block][kv head][positions / 16][head_dim][16]
+//   keys      [block][kv head][positions / 16][head_dim][16], of int8 the Hadamard transform
 //   k scales  [block][kv head][positions] float (only int8)
 //   values    [block][kv head][positions][head_dim_v rounded up to 16], int4: 8 bytes for 16
 //             numbers (CachedInt4 of storage.h) of the Hadamard transform

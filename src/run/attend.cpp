@@ -421,11 +421,12 @@ void attend_pass(AttentionStage *stage) {
 
 int64_t floats_of_codes(int64_t width) { return blocks_of(width, sizeof(float)) + 1; }
 
-KeyValues packed_codes_at(float *base, int64_t width, int64_t positions, int64_t num_kv_heads,
-                          int64_t heads, bool counts_blocks) {
+KeyValues packed_codes_at(float *base, bool are_keys, int64_t width, int64_t positions,
+                          int64_t num_kv_heads, int64_t heads, bool counts_blocks) {
   KeyValues packed =
       packed_floats(base, width, positions * width, positions, num_kv_heads, counts_blocks);
   packed.storage = Storage::int8;
+  if (are_keys) packed.hadamard = hadamard_block(width, width);
   packed.scales = base + heads * positions * (floats_of_codes(width) - 1);
   packed.scale_batch_stride = counts_blocks ? tile_keys : num_kv_heads * positions;
   return packed;

@@ -56,9 +56,9 @@ KeyValues packed_floats(const float *base, int64_t row_stride, int64_t head_floa
                         int64_t positions, int64_t num_kv_heads, bool counts_blocks);
 
 // The same as codes of 8 bits, behind which come the scales of all `heads` rows of positions; and
-// the floats of memory that a position takes.
-KeyValues packed_codes_at(float *base, int64_t width, int64_t positions, int64_t num_kv_heads,
-                          int64_t heads, bool counts_blocks);
+// the floats of memory that a position takes. Keys are transformed as in a cache.
+KeyValues packed_codes_at(float *base, bool are_keys, int64_t width, int64_t positions,
+                          int64_t num_kv_heads, int64_t heads, bool counts_blocks);
 int64_t floats_of_codes(int64_t width);
 
 // Writes +0 to the rows of an array [batch][rows][width] that belong to no extent.

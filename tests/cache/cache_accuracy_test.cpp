@@ -36,13 +36,16 @@ double LargestOf(std::vector<double> row, bool is_transformed) {
   return largest;
 }
 
-// Bounds of what storing changes a number by, from its definition: half a step; of int4 the mean of
-// those of a block, where a number beyond the largest code is a step away. rows [.., width] are
-// stored row by row.
-std::vector<double> RoundingOf(Storage type, const std::vector<float> &rows, int64_t width) {
+// Bounds of what storing changes a number by, from its definition: half a step; of int4, and of
+// keys of int8, the mean of those of a block, where a number of int4 beyond the largest code is a
+// step away. rows [.., width] are stored row by row.
+std::vector<double> RoundingOf(Storage type, bool are_keys, const std::vector<float> &rows,
+                               int64_t width) {
   std::vector<double> bounds(rows.size());
   for (size_t first = 0; first < rows.size(); first += static_cast<size_t>(width)) {
-    const double largest = LargestOf({&rows[first], &rows[first] + width}, type == Storage::kInt4);
+    const double largest =
+        LargestOf({&rows[first], &rows[first] + width},
+                  type == Storage::kInt4 || (are_keys && type == Storage::kInt8));
     for (size_t i = first; i < first + static_cast<size_t>(width); i++) {
       const double x = std::fabs(double{rows[i]});
       if (type == Storage::kF32) bounds[i] = 0;
@@ -90,12 +93,12 @@ double ErrorOf(const AttentionProblem &problem, const oracle::Attention<double> 
                const std::vector<double> &of_floats, Storage k_type, Storage v_type) {
   const std::vector<float> context = AttendOverACache(problem, k_type, v_type);
   const int64_t heads = problem.num_heads, width = problem.head_dim;
-  const std::vector<double> k_rounding = RoundingOf(k_type, problem.k, width),
-                            v_rounding = RoundingOf(v_type, problem.v, width);
-  // A number of int4 has the mean of errors of a block, most of half a step.
-  const double share = v_type == Storage::kInt4
-                           ? 0.5 / std::sqrt(static_cast<double>(BlockOf(problem.head_dim_v)))
-                           : 1;
+  const std::vector<double> k_rounding = RoundingOf(k_type, true, problem.k, width),
+                            v_rounding = RoundingOf(v_type, false, problem.v, width);
+  // A number that was transformed has the mean of errors of a block, most of half a step.
+  const double mean = 1 / std::sqrt(static_cast<double>(BlockOf(width))),
+               k_share = k_type == Storage::kInt8 ? mean : 1,
+               share = v_type == Storage::kInt4 ? 0.5 * mean : 1;
   const double scale =
       problem.scale != 0 ? problem.scale : 1 / std::sqrt(static_cast<double>(width));
   double error = 0, size = 0, variance = 0;
@@ -112,7 +115,7 @@ double ErrorOf(const AttentionProblem &problem, const oracle::Attention<double> 
           const double e = scale * std::fabs(problem.q[(i * heads + h) * width + d]) *
                            k_rounding[(j * heads + h) * width + d];
           off += e;
-          score_variance[j] += e * e;
+          score_variance[j] += k_share * k_share * e * e;
         }
         most = std::max(most, off);
       }

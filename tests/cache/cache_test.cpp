@@ -326,28 +326,41 @@ TEST_P(KvCache, ReadsBackInt8RowsAtTheirBorders) {
   EXPECT_TRUE(SameBits(cache.Read(0, 0, 16), SpecifyStored(history, 0, 0, 16)));
 }
 
-// Widths with every block of the Hadamard transform, with rows of one number and of the greatest.
-TEST_P(KvCache, OfInt4ValuesOfAnyWidthEqualsTheSpecification) {
+// Widths with every block of the Hadamard transform, of int4 values, int8 keys, and int8 keys with
+// values in them, with rows of one number and of the greatest.
+TEST_P(KvCache, OfInt4OrInt8RowsOfAnyWidthEqualsTheSpecification) {
+  enum Form { kValues, kKeys, kKeysWithValues };
   for (const int64_t width :
-       {1, 2, 20, 24, 48, 64, 80, 96, 112, 128, 192, 256, 320, 384, 512, 520}) {
-    for (const int64_t n_q : {1, 2, 4, 17}) {
+       {1, 2, 20, 24, 48, 64, 80, 96, 112, 128, 192, 256, 320, 384, 512, 520, 576}) {
+    for (const auto &[form, n_q] : {std::pair{kValues, 1},
+                                    {kValues, 2},
+                                    {kValues, 4},
+                                    {kValues, 17},
+                                    {kKeys, 1},
+                                    {kKeys, 6},
+                                    {kKeysWithValues, 2}}) {
       if (!sample_.Takes()) continue;
-      AttentionProblem problem = Stored(Storage::kInt4, n_q, 290, 1, 8, width);
-      for (size_t i = 0; i < problem.v.size(); i++) {
+      AttentionProblem problem = form == kValues
+                                     ? Stored(Storage::kInt4, n_q, 290, 1, 8, width)
+                                     : Stored(Storage::kInt8, n_q, 50, 1, width, (width + 1) / 2);
+      problem.values_in_keys = form == kKeysWithValues;
+      std::vector<float> &rows = form == kValues ? problem.v : problem.k;
+      for (size_t i = 0; i < rows.size(); i++) {
         const size_t row = i / static_cast<size_t>(width), d = i % static_cast<size_t>(width);
-        if (row == 30) problem.v[i] = d == 0 ? 1.0f : 0.0f;
-        if (row == 31) problem.v[i] *= 0x1p-103f;
-        if (row == 32) problem.v[i] = d % 3 == 0 ? 0x1p120f : -0x1p120f;
-        if (row == 33) problem.v[i] = 0x1p-149f;
+        if (row == 30) rows[i] = d == 0 ? 1.0f : 0.0f;
+        if (row == 31) rows[i] *= 0x1p-103f;
+        if (row == 32) rows[i] = d % 3 == 0 ? 0x1p120f : -0x1p120f;
+        if (row == 33) rows[i] = 0x1p-149f;
       }
       ExpectTheSpecification(problem, kContiguous);
-      problem.v[static_cast<size_t>(width) * 35] = std::numeric_limits<float>::max();  // NaN
+      rows[static_cast<size_t>(width) * 35] = std::numeric_limits<float>::max();  // NaN
       ExpectTheSpecification(problem, CacheForm{MHA_CACHE_KIND_PAGED, 16});
       AttentionProblem history = problem;
       history.rope.reset();
-      Cache cache(CacheConfigOf(history, kContiguous, 1, 290));
+      const int64_t count = problem.n_kv - 10;
+      Cache cache(CacheConfigOf(history, kContiguous, 1, problem.n_kv));
       cache.Append(0, {problem.k, problem.v});
-      EXPECT_TRUE(SameBits(cache.Read(0, 3, 280), SpecifyStored(history, 0, 3, 280))) << width;
+      EXPECT_TRUE(SameBits(cache.Read(0, 3, count), SpecifyStored(history, 0, 3, count))) << width;
     }
   }
 }
@@ -507,7 +520,7 @@ TEST(CacheShape, IsThatOfItsConfig) {
 
 // Caches that were stored are caches for as long as the format has its version.
 TEST(CacheBytes, StayThoseOfTheirVersion) {
-  std::vector<float> rows(2 * 3 * 5);
+  std::vector<float> rows(2 * 3 * 6);
   for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i % 7) - 3.0f;
   rows[4] = FromBits(0xffd23456u);       // of NaNs one is stored
   uint64_t sum = 14695981039346656037u;  // FNV-1a
@@ -516,7 +529,7 @@ TEST(CacheBytes, StayThoseOfTheirVersion) {
     config.num_sequences = config.num_blocks = 2;
     config.capacity = config.block_positions = 16;
     config.num_kv_heads = 3;
-    config.head_dim = 5;
+    config.head_dim = 6;
     config.k_type = config.v_type = type;
     config.kind = MHA_CACHE_KIND_PAGED;
     size_t bytes = 0;
@@ -530,7 +543,7 @@ TEST(CacheBytes, StayThoseOfTheirVersion) {
     ASSERT_EQ(mha_kv_cache_append(cache, 0, 2, rows.data(), rows.data(), nullptr), MHA_OK);
     for (size_t i = 0; i < bytes; ++i) sum = (sum ^ buffer.data()[i]) * 1099511628211u;
   }
-  EXPECT_EQ(sum, 12910920483740965963u) << "version 1 of the format, contract 1";
+  EXPECT_EQ(sum, 4517706884751351886u) << "version 2 of the format, contract 2";
 }
 
 // ---- Values in the keys, but for what generated_test.cpp has

@@ -204,8 +204,11 @@ TEST(Functions, TheGreaterOfTwoIsTheFirstOnlyIfItIsGreater) {
 template <support::Storage type>
 float Stored(float x) {
   const float magnitude = std::fabs(x);
+  support::AttentionShape shape = {};
+  shape.v_type = type;
+  shape.head_dim_v = 1;
   float read;
-  spec::Fastest().store(type, &magnitude, 1, 1, &read);
+  spec::Fastest().store(shape, false, &magnitude, 1, &read);
   return std::copysign(read, x);
 }
 

@@ -65,23 +65,24 @@ LayerProblem Problem() {
   return problem;
 }
 
-// What a packed layer gives: the sum of the call's rows. mha_layer_verify has to accept it too.
+// What a packed layer gives: the sum of the call's rows, or the message. mha_layer_verify has to
+// accept it too.
 mha_status SumOfLayer(const Memory &bytes, uint32_t instruction_set, std::string *sum) {
   const mha_layer_options options = Options(instruction_set);
   const View view(bytes, &options);
-  if (view.status != MHA_OK) return view.status;
+  if (view.status != MHA_OK) return *sum = view.error.message, view.status;
   mha_error error;
   Check(mha_layer_verify(bytes.data(), bytes.size(), &error), error);
   *sum = Sum(ForwardData(view.layer, Problem()).Compute().y);
   return MHA_OK;
 }
 
-// What a cache gives: the sum of its keys and values.
+// What a cache gives: the sum of its keys and values, or the message.
 mha_status SumOfCache(Memory *bytes, std::string *sum) {
   mha_error error;
   mha_kv_cache *cache;
   const mha_status status = mha_kv_cache_view(bytes->data(), bytes->size(), &cache, &error);
-  if (status != MHA_OK) return status;
+  if (status != MHA_OK) return *sum = error.message, status;
   std::vector<float> k(kRows * kHeadDim), v(k);
   Check(mha_kv_cache_read(cache, 0, 0, kRows, k.data(), v.data(), &error), error);
   k.insert(k.end(), v.begin(), v.end());
@@ -123,7 +124,9 @@ std::vector<Line> Lines() {
 void Write(const std::string &kind, const std::string &name, const Memory &bytes,
            const std::string &sum) {
   for (const Line &line : Lines()) {
-    if (line.version == kVersion && line.kind == kind && line.name == name) return;
+    if (line.version == kVersion && line.contract == MHA_CONTRACT && line.kind == kind &&
+        line.name == name)
+      return;
   }
   std::ofstream out(MHA_PACKED_FILES, std::ios::app);
   out << kVersion << " " << MHA_CONTRACT << " " << kind << " " << name << " " << sum << " ";
@@ -197,6 +200,9 @@ TEST_P(PackedFiles, FilesOfEarlierReleasesGiveTheSameBits) {
       EXPECT_EQ(sum, line.sum);
     } else {
       EXPECT_EQ(status, is_layer ? MHA_ERROR_PACKED_FORMAT : MHA_ERROR_CACHE_FORMAT);
+      EXPECT_EQ(sum, std::string(is_layer ? "the packed layer" : "the KV cache") +
+                         " has version 1 of the format, but this library reads version 2; " +
+                         (is_layer ? "pack it again" : "fill a new one"));
     }
   }
   EXPECT_FALSE(types.empty());

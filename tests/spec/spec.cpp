@@ -223,15 +223,26 @@ void StoreWeights(const Format &format, const float *w, int64_t in, int64_t out,
   }
 }
 
-// H(x), in place.
-int64_t HadamardBlock(int64_t width) {
+// The B of keys and of values; 1 where H is not stored.
+int64_t HadamardBlock(int64_t width, int64_t other) {
   int64_t block = 1;
-  while (block < 256 && width % (2 * block) == 0) block *= 2;
+  while (block < 256 && width % (2 * block) == 0 && other % (2 * block) == 0) block *= 2;
   return block;
 }
 
-void Hadamard(int64_t width, float *y) {
-  for (int64_t h = HadamardBlock(width) / 2; h >= 1; h /= 2) {
+int64_t BlockOfKeys(const AttentionShape &shape) {
+  if (shape.k_type != Storage::kInt8) return 1;
+  return HadamardBlock(shape.head_dim, shape.values_in_keys ? shape.head_dim_v : shape.head_dim);
+}
+
+int64_t BlockOfValues(const AttentionShape &shape) {
+  if (shape.values_in_keys) return BlockOfKeys(shape);
+  return shape.v_type == Storage::kInt4 ? HadamardBlock(shape.head_dim_v, shape.head_dim_v) : 1;
+}
+
+// H(x), in place.
+void Hadamard(int64_t block, int64_t width, float *y) {
+  for (int64_t h = block / 2; h >= 1; h /= 2) {
     for (int64_t d = 0; d < width; d++) {
       if (d / h % 2 != 0) continue;
       const float a = y[d], b = y[d + h];
@@ -241,22 +252,23 @@ void Hadamard(int64_t width, float *y) {
   }
 }
 
-void HadamardBack(int64_t width, float *y) {
-  Hadamard(width, y);
-  const float factor = 1.0f / static_cast<float>(HadamardBlock(width));
+void HadamardBack(int64_t block, int64_t width, float *y) {
+  Hadamard(block, width, y);
+  const float factor = 1.0f / static_cast<float>(block);
   for (int64_t d = 0; d < width; d++) y[d] = y[d] * factor;
 }
 
 bool HasCodes(Storage type) { return type >= Storage::kInt8; }
 
 // A row x as it is taken once stored; *scale is written for codes only.
-void StoreRow(Storage type, const float *x, int64_t width, float *numbers, float *scale) {
-  if (type == Storage::kInt8) return Encode(Stored::kInt8, x, width, 1, numbers, scale);
-  if (type == Storage::kInt4) {
+void StoreRow(Storage type, int64_t block, const float *x, int64_t width, float *numbers,
+              float *scale) {
+  if (HasCodes(type)) {
     Floats y(width);
     for (int64_t d = 0; d < width; d++) y[d] = x[d];
-    Hadamard(width, y);
-    return Encode(Stored::kInt4, y, width, 1, numbers, scale);
+    Hadamard(block, width, y);
+    return Encode(type == Storage::kInt8 ? Stored::kInt8 : Stored::kInt4, y, width, 1, numbers,
+                  scale);
   }
   for (int64_t d = 0; d < width; d++) {
     numbers[d] = type == Storage::kF16    ? ThroughF16(x[d])
@@ -265,13 +277,16 @@ void StoreRow(Storage type, const float *x, int64_t width, float *numbers, float
   }
 }
 
-void Store(Storage type, const float *x, int64_t rows, int64_t width, float *read) {
+void Store(const AttentionShape &shape, bool are_keys, const float *x, int64_t rows, float *read) {
+  const Storage type = are_keys ? shape.k_type : shape.v_type;
+  const int64_t width = are_keys ? shape.head_dim : shape.head_dim_v,
+                block = are_keys ? BlockOfKeys(shape) : BlockOfValues(shape);
   for (int64_t row = 0; row < rows; row++) {
     float *read_row = read + row * width;
     float scale = 1.0f;
-    StoreRow(type, x + row * width, width, read_row, &scale);
+    StoreRow(type, block, x + row * width, width, read_row, &scale);
     for (int64_t d = 0; d < width && HasCodes(type); d++) read_row[d] = read_row[d] * scale;
-    if (type == Storage::kInt4) HadamardBack(width, read_row);
+    HadamardBack(block, width, read_row);
     for (int64_t d = 0; d < width; d++) read_row[d] = Canon(read_row[d]);
   }
 }
@@ -657,11 +672,11 @@ float Softplus(float x) {
 // ---- 8. Chunks
 
 // A kv head's values as they are taken: numbers [n_kv, head_dim_v], and a factor of each row where
-// scales [n_kv] is not null; is_transformed: numbers are those of H.
+// scales [n_kv] is not null; numbers are those of H, with this B.
 struct Rows {
   const float *numbers;
   const float *scales;
-  bool is_transformed;
+  int64_t block;
 };
 
 // The partial of a row; o is [head_dim_v].
@@ -742,7 +757,7 @@ void ChunkPartial(const AttentionShape &shape, int64_t i, int64_t c, const float
     const float factor = v.scales ? p[j] * v.scales[j] : p[j];
     for (int64_t d = 0; d < shape.head_dim_v; d++) o[d] = Fma(factor, v_j[d], o[d]);
   }
-  if (v.is_transformed) HadamardBack(shape.head_dim_v, o);
+  HadamardBack(v.block, shape.head_dim_v, o);
 }
 
 // ---- 9. Merging partials
@@ -995,6 +1010,8 @@ void Attend(const AttentionShape &given, const float *given_q, const float *give
   for (int64_t n = 0; shape.score && shape.score->q_scales && n < q_count; n++) {
     q[n] = q[n] * shape.score->q_scales[n / (shape.num_heads * head_dim)];
   }
+  const int64_t k_block = BlockOfKeys(shape), v_block = BlockOfValues(shape);
+  for (int64_t n = 0; n < q_count; n += head_dim) HadamardBack(k_block, head_dim, &q[n]);
   PrepareKeys(shape, k, v);
   shape.q_start = shape.q_start - shape.kv_position;  // but for the rotation
   Floats k_row(head_dim);
@@ -1012,20 +1029,20 @@ void Attend(const AttentionShape &given, const float *given_q, const float *give
   for (int64_t h = 0; h < shape.num_heads; h++) {
     const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
     for (int64_t j = 0; j < n_kv; j++) {
-      StoreRow(shape.k_type, &k[(j * shape.num_kv_heads + kv_head) * head_dim], head_dim, k_row,
-               &k_scales[j]);
+      StoreRow(shape.k_type, k_block, &k[(j * shape.num_kv_heads + kv_head) * head_dim], head_dim,
+               k_row, &k_scales[j]);
       for (int64_t d = 0; d < head_dim; d++) k_t[d * n_kv + j] = k_row[d];
       if (shape.values_in_keys) {
         for (int64_t d = 0; d < head_dim_v; d++) v_rows[j * head_dim_v + d] = k_row[d];
         v_scales[j] = k_scales[j];
       } else {
-        StoreRow(shape.v_type, v + (j * shape.num_kv_heads + kv_head) * head_dim_v, head_dim_v,
-                 &v_rows[j * head_dim_v], &v_scales[j]);
+        StoreRow(shape.v_type, v_block, v + (j * shape.num_kv_heads + kv_head) * head_dim_v,
+                 head_dim_v, &v_rows[j * head_dim_v], &v_scales[j]);
       }
     }
     const Storage v_type = shape.values_in_keys ? shape.k_type : shape.v_type;
     const Rows v_head = {v_rows, HasCodes(v_type) ? static_cast<float *>(v_scales) : nullptr,
-                         v_type == Storage::kInt4};
+                         v_block};
     for (int64_t i = 0; i < n_q; i++) {
       if (shape.score && shape.score->head_scales && shape.score->head_scales[h] == 0.0f) {
         LeaveOutRow(shape, h, i, outputs);
@@ -1057,7 +1074,7 @@ void Attend(const AttentionShape &given, const float *given_q, const float *give
             listed_v[r * head_dim_v + d] = v_rows[j * head_dim_v + d];
         }
         const Rows rows = {listed_v, v_head.scales ? static_cast<float *>(listed_scales) : nullptr,
-                           v_head.is_transformed};
+                           v_head.block};
         RowPartial(listed, i, listed_s, rows, Leaves(listed.n_kv), p, o, partial);
       } else {
         RowPartial(shape, i, s, v_head, leaves, p, o, partial);

@@ -87,8 +87,9 @@ struct Functions {
   // stored, in place.
   void (*prepare_keys)(const support::AttentionShape &shape, float *k, float *v);
 
-  // What is read back of x [rows, width] after storing it.
-  void (*store)(support::Storage type, const float *x, int64_t rows, int64_t width, float *read);
+  // What is read back of keys or values x [rows, width] after storing them.
+  void (*store)(const support::AttentionShape &shape, bool are_keys, const float *x, int64_t rows,
+                float *read);
 
   // q [n_q, num_heads, head_dim], k [n_kv, num_kv_heads, head_dim], v [n_kv, num_kv_heads,
   // head_dim_v], neither rotated nor stored yet

@@ -32,10 +32,9 @@ inline KeysAndValues SpecifyStored(const AttentionProblem &history, int64_t b, i
     }
   });
   KeysAndValues stored = rows;
-  functions.store(history.k_type, rows.k.data(), count * history.num_kv_heads, history.head_dim,
-                  stored.k.data());
-  functions.store(history.v_type, rows.v.data(), count * history.num_kv_heads, history.head_dim_v,
-                  stored.v.data());
+  const AttentionShape shape = ShapeOf(history, b);
+  functions.store(shape, true, rows.k.data(), count * shape.num_kv_heads, stored.k.data());
+  functions.store(shape, false, rows.v.data(), count * shape.num_kv_heads, stored.v.data());
   for (int64_t row = 0; history.values_in_keys && row < count * history.num_kv_heads; row++) {
     std::copy_n(stored.k.begin() + row * history.head_dim, history.head_dim_v,
                 stored.v.begin() + row * history.head_dim_v);

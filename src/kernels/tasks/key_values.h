@@ -58,6 +58,7 @@ struct KeyValues {
   int64_t ring_positions;      // position p lies where p % ring_positions would; 0: no ring
   const float *scales;         // of codes: [block][kv head][block_positions]
   int64_t scale_batch_stride;  // of blocks
+  int64_t hadamard;            // the block of the transform that is stored; up to 1: none
 };
 
 // Static: each instruction set has its own, or the linker would keep one of them for all.
