@@ -49,9 +49,9 @@
 
 /*
  * The arithmetic of projections. Integer arithmetic needs weights that are integers. It converts
- * each input row to integers: every 64 numbers share a scale, their largest magnitude divided by
- * 127 (INT8) or 32767 (INT16). Products of integers are summed exactly. An input number that is not
- * finite makes its row NaN.
+ * each input row to integers: 64 numbers (of smaller groups as many as these have, with INT4 at
+ * most 32) share a scale, their largest magnitude divided by 127 (INT8) or 32767 (INT16). Products
+ * of integers are summed exactly. An input number that is not finite makes its row NaN.
  *
  * BF16 needs BF16 weights. It rounds input rows to BF16, takes numbers below 2^-50 in magnitude for
  * 0, and sums products in float. An instruction of MHA_INSTRUCTION_SET_AVX512_BF16 multiplies twice

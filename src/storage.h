@@ -202,6 +202,8 @@ MHA_NOINLINE inline uint32_t most_bits_of_row(const float *x, int64_t count, uin
     most_bits = most_bits_of(x + i, code_group, most_bits);
   for (; i + int4_chain <= count; i += int4_chain)
     most_bits = most_bits_of(x + i, int4_chain, most_bits);
+  for (; i + min_group <= count; i += min_group)
+    most_bits = most_bits_of(x + i, min_group, most_bits);
   return most_bits_of(x + i, count - i, most_bits);
 }
 
@@ -236,7 +238,7 @@ inline int32_t cached_code(const CachedInt4 *sixteen, int64_t j) {
   return j < 8 ? (sixteen[j].bits & 15) - 8 : (sixteen[j - 8].bits >> 4 ^ 8) - 8;
 }
 
-// ---- Integer arithmetic: a row of numbers becomes codes with a scale for each group of them
+// ---- Integer arithmetic: a row of numbers becomes codes with a scale for each chain of them
 // (CONTRACT.md, section 4)
 
 // Added to codes in panels for integer arithmetic, whose instructions multiply unsigned with signed
@@ -246,7 +248,7 @@ constexpr int32_t added_to(Storage storage) {
 }
 
 // A chain is as many terms as are added up in integers before a scale is applied: the contract's
-// piece. A group of the row has whole chains, and so has a group of the weights (0: all of them).
+// piece. A group of the weights (0: all of them) has whole chains, or is one.
 inline int64_t terms_of_chain(Storage storage, int64_t group) {
   const int64_t most = storage == Storage::int4 ? int4_chain : code_group;
   return group != 0 && group < most ? group : most;

@@ -1,12 +1,12 @@
 // Projections in integers: rows of codes times panels of codes, with exact sums (CONTRACT.md,
 // section 4).
 //
-// encode_rows turns input rows into codes with a scale for each group of 64 numbers. project_codes
-// then passes the panels one by one, for each panel blocks of 256 terms, and for these the rows
-// tile by tile. Four terms of a column lie side by side in a panel; one instruction multiplies them
-// by the same four terms of a row and adds up the products (dot_products.h). The sum of a chain, at
-// most 64 terms or 32 of int4, becomes a float and is added, times its scales, to sums in memory,
-// [row][column of the panel].
+// encode_rows turns input rows into codes with a scale for each chain of at most 64 numbers.
+// project_codes then passes the panels one by one, for each panel blocks of 256 terms, and for
+// these the rows tile by tile. Four terms of a column lie side by side in a panel; one instruction
+// multiplies them by the same four terms of a row and adds up the products (dot_products.h). The
+// sum of a chain, at most 64 terms or 32 of int4, becomes a float and is added, times its scales,
+// to sums in memory, [row][column of the panel].
 #pragma once
 
 #include "dot_products.h"
@@ -439,18 +439,19 @@ MHA_NOINLINE inline void encode_rows(const Projection &p, int64_t row_begin, int
     const char *const from =
         element_at(x.base, x.storage, at.sequence * x.batch_stride + at.row * x.row_stride);
     const char *tail = to + chain_bytes - sizeof(CodesTail);
-    // Group by group: find the scale, and store the codes chain by chain.
+    // Several chains at a time, whose numbers are widened together: find the scale of each, and
+    // store its codes.
     for (int64_t k = 0; k < p.depth; k += code_group) {
       alignas(64) float group[code_group];
       const int64_t terms = min(code_group, p.depth - k);
       widen(x.storage, element_at(from, x.storage, k), terms, group);
       MHA_MEMSET(group + terms, 0, static_cast<size_t>(code_group - terms) * sizeof(float));
-      const CodeScale scale = code_scale_of(most_bits_of(group, code_group, 0), most_code);
       visit_code(p, [&](auto code) MHA_INLINED {
         using Code = decltype(code);
         put_in_order_of_passes<Code>(group, code_group);
         for (int64_t i = 0; i < code_group; i += chain) {
           Code *const codes = reinterpret_cast<Code *>(to);
+          const CodeScale scale = code_scale_of(most_bits_of_row(group + i, chain, 0), most_code);
           const int32_t sum = encode(group + i, chain, scale, codes);
           const CodesTail of_codes = {scale.scale, begin_of<Code>(sum, added_to(p.storage)), sum,
                                       0};

@@ -31,7 +31,6 @@ constexpr int64_t kScoreBlock = 32;
 constexpr int64_t kCodedBlock = 512;
 constexpr int64_t kChunk = 256;
 constexpr int64_t kPartialSums = 16;
-constexpr int64_t kCodeGroup = 64;
 constexpr int64_t kOffsetBlock = 64;
 
 const float kInfinity = __builtin_inff();
@@ -346,8 +345,8 @@ void ProjectPairs(const float *x, const float *w, const float *bias, int64_t row
   }
 }
 
-// Codes of a group of a row, whose largest is that of int8 or 32767, and its scale.
-void EncodeGroup(Arithmetic arithmetic, const float *x, int64_t terms, int64_t *codes,
+// Codes of a piece of a row, whose largest is that of int8 or 32767, and its scale.
+void EncodePiece(Arithmetic arithmetic, const float *x, int64_t terms, int64_t *codes,
                  float *scale) {
   const float largest = arithmetic == Arithmetic::kInt8 ? 127.0f : 32767.0f;
   float a = 0.0f;
@@ -394,27 +393,24 @@ void ProjectIntegers(const Format &format, Arithmetic arithmetic, const float *x
   const bool has_groups = format.group != 0;
   int64_t piece = format.stored == Stored::kInt4 ? 32 : 64;
   if (has_groups) piece = Min(piece, format.group);
-  for (int64_t first = 0; first < in; first += kCodeGroup) {
-    const int64_t end = Min(first + kCodeGroup, in);
-    int64_t codes[kCodeGroup];
+  for (int64_t at = 0; at < in; at += piece) {
+    const int64_t terms = Min(piece, in - at);
+    int64_t codes[64];
     float scale;
-    EncodeGroup(arithmetic, x + first, end - first, codes, &scale);
-    for (int64_t at = first; at < end; at += piece) {
-      const int64_t after = Min(at + piece, end);
-      for (int64_t n = 0; n < out; n++) {
-        int64_t sum = 0;
-        for (int64_t k = at; k < after; k++)
-          sum += codes[k - first] * static_cast<int64_t>(CodeOf(format, w, k, out, n));
-        const float of_sum = static_cast<float>(sum);
-        y[n] = Fma(
-            has_groups ? of_sum * ScaleOf(format, scales, in, at / format.group, out, n) : of_sum,
-            scale, y[n]);
-      }
+    EncodePiece(arithmetic, x + at, terms, codes, &scale);
+    for (int64_t n = 0; n < out; n++) {
       int64_t sum = 0;
-      for (int64_t k = at; k < after; k++) sum += codes[k - first];
-      if (has_groups)
-        sums[at / format.group] = Fma(static_cast<float>(sum), scale, sums[at / format.group]);
+      for (int64_t k = 0; k < terms; k++)
+        sum += codes[k] * static_cast<int64_t>(CodeOf(format, w, at + k, out, n));
+      const float of_sum = static_cast<float>(sum);
+      y[n] =
+          Fma(has_groups ? of_sum * ScaleOf(format, scales, in, at / format.group, out, n) : of_sum,
+              scale, y[n]);
     }
+    int64_t sum = 0;
+    for (int64_t k = 0; k < terms; k++) sum += codes[k];
+    if (has_groups)
+      sums[at / format.group] = Fma(static_cast<float>(sum), scale, sums[at / format.group]);
   }
 }
 
@@ -692,7 +688,7 @@ bool IsEmpty(const Partial &partial) { return partial.l == 0.0f; }
 void CodedDots(const float *q, const float *k_t, int64_t head_dim, int64_t n_kv, float *dots) {
   int64_t *codes = new int64_t[static_cast<decltype(sizeof 0)>(head_dim)];
   float scale;
-  EncodeGroup(Arithmetic::kInt16, q, head_dim, codes, &scale);
+  EncodePiece(Arithmetic::kInt16, q, head_dim, codes, &scale);
   for (int64_t j = 0; j < n_kv; j++) {
     float y = 0.0f;
     for (int64_t d = 0; d < head_dim; d += kCodedBlock) {
@@ -711,7 +707,7 @@ void CodedDots(const float *q, const float *k_t, int64_t head_dim, int64_t n_kv,
 void CodedSum(const float *w, int64_t count, const float *v, int64_t head_dim_v, float *o) {
   int64_t codes[kChunk];
   float scale;
-  EncodeGroup(Arithmetic::kInt16, w, count, codes, &scale);
+  EncodePiece(Arithmetic::kInt16, w, count, codes, &scale);
   for (int64_t d = 0; d < head_dim_v; d++) {
     int64_t sum = 0;
     for (int64_t j = 0; j < count; j++)

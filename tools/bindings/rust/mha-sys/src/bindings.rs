@@ -271,7 +271,7 @@ pub struct mha_kv_cache {
     _unused: [u8; 0],
 }
 /// The shape of a cache. Numbers are rounded to nearest, beyond the range of F16 to infinity. INT8
-/// and INT4 have a scale per position and head; INT4 rounds the Hadamard transform of a value.
+/// and INT4 have a scale per position and head; INT8 keys and INT4 values are transformed.
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct mha_kv_cache_config {

@@ -60,8 +60,8 @@ numbered! {
     pub enum Arithmetic {
         /// Floats.
         F32 = MHA_ARITHMETIC_F32,
-        /// Input rows become 8-bit integers with a scale for each 64 numbers, and their products
-        /// with the weights' codes are summed exactly. Needs weights of [`Type::Int8`],
+        /// Input rows become 8-bit integers with a scale for 64 numbers or fewer, and their
+        /// products with the weights' codes are summed exactly. Needs weights of [`Type::Int8`],
         /// [`Type::Int6`], [`Type::Int5`] or [`Type::Int4`].
         Int8 = MHA_ARITHMETIC_INT8,
         /// The same with 16-bit integers, whose error is small beside that of the weights.
