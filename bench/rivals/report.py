@@ -337,9 +337,7 @@ def onnx_summary(rows):
 
 def llama_summary(rows):
     return {
-        what.replace("at", "token at").replace("prompt", "prompt of 4,096 tokens"): span(
-            row["gain"] for row in rows if row["tokens"] == what
-        )
+        what.replace("at", "token at"): span(row["gain"] for row in rows if row["tokens"] == what)
         for what in dict.fromkeys(row["tokens"] for row in rows)
     }
 
