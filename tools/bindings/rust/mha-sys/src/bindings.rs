@@ -369,7 +369,8 @@ pub struct mha_sequences {
 pub struct mha_call {
     /// MHA_CAUSAL | WINDOW_LEFT | WINDOW_RIGHT | EQUAL_SCORES
     pub flags: u32,
-    pub reserved: u32,
+    /// MHA_ARITHMETIC_F32 or INT16 of scores and context; 0 = F32
+    pub attention_arithmetic: u32,
     /// with MHA_WINDOW_LEFT: >= 0 (Hugging Face's sliding_window - 1); else 0
     pub window_left: i64,
     /// with MHA_WINDOW_RIGHT: >= 0; otherwise 0

@@ -10,8 +10,8 @@ use crate::options::{common_setters, fill_common, no_outputs, Cache, Dimensions,
 use crate::spans::{extent, int, or, rows_of};
 use crate::types::{Elements, ElementsMut};
 use crate::{
-    BlockTables, CallInfo, Error, ErrorKind, InstructionSet, KvCache, KvPool, Norm, Outputs,
-    Result, Rope, Scheduler, ScoreOptions, Workspace,
+    Arithmetic, BlockTables, CallInfo, Error, ErrorKind, InstructionSet, KvCache, KvPool, Norm,
+    Outputs, Result, Rope, Scheduler, ScoreOptions, Workspace,
 };
 
 /// Attention without projections: `softmax(scale * q k^T) v` for each head, on the caller's

@@ -9,8 +9,8 @@ use crate::options::{common_setters, fill_common, Cache, Dimensions, Options};
 use crate::spans::int;
 use crate::types::{Elements, ElementsMut};
 use crate::{
-    BlockTables, CallInfo, Error, ErrorKind, Gate, KvCache, KvPool, Layer, Norm, Outputs, Result,
-    Rope, Scheduler, ScoreOptions, Strides, Workspace,
+    Arithmetic, BlockTables, CallInfo, Error, ErrorKind, Gate, KvCache, KvPool, Layer, Norm,
+    Outputs, Result, Rope, Scheduler, ScoreOptions, Strides, Workspace,
 };
 
 /// A call of a whole layer, which [`Layer::forward`] starts: say what it is to do, then

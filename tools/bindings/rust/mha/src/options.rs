@@ -12,8 +12,8 @@ use crate::error::{needs, only_one};
 use crate::scheduler::Run;
 use crate::spans::{check_exact, flag, int};
 use crate::{
-    BlockTables, CacheKind, Error, ErrorKind, KvCache, KvPool, Norm, Result, Rope, Scheduler,
-    ScoreColumns, ScoreOptions,
+    Arithmetic, BlockTables, CacheKind, Error, ErrorKind, KvCache, KvPool, Norm, Result, Rope,
+    Scheduler, ScoreColumns, ScoreOptions,
 };
 
 /// Optional outputs of the steps in between: each array that is given receives what the call
@@ -124,6 +124,7 @@ pub(crate) struct Options<'a> {
     pub has_equal_scores: bool,
     pub window_left: Option<usize>,
     pub window_right: Option<usize>,
+    pub attention_arithmetic: Arithmetic,
     pub cu_seqlens_q: Option<&'a [i64]>,
     pub cu_seqlens_kv: Option<&'a [i64]>,
     pub q_lengths: Option<&'a [i64]>,
@@ -408,6 +409,7 @@ macro_rules! fill_common {
         call.flags = $options.flags();
         call.window_left = $options.window_left.map_or(0, int);
         call.window_right = $options.window_right.map_or(0, int);
+        call.attention_arithmetic = $options.attention_arithmetic.raw();
         call.rope = struct_ptr(&$pointees.rope);
         call.norm = struct_ptr(&$pointees.norm);
         call.score = struct_ptr(&$pointees.score);
@@ -440,6 +442,13 @@ macro_rules! common_setters {
             window_left(keys: usize) => options.window_left = Some(keys);
             /// Limits the query at position p to keys at positions up to `p + keys`.
             window_right(keys: usize) => options.window_right = Some(keys);
+            /// Sets what scores and context are computed in; by default [`Arithmetic::F32`].
+            /// [`Arithmetic::Int16`] multiplies integers: keys of [`Type::Int8`](crate::Type::Int8)
+            /// and values of that or of [`Type::Int4`](crate::Type::Int4) in a cache, or the
+            /// call's, which are rounded as a cache of [`Type::Int8`](crate::Type::Int8) rounds
+            /// them. Other caches and arithmetics are refused.
+            attention_arithmetic(arithmetic: Arithmetic) =>
+                options.attention_arithmetic = arithmetic;
             /// Packs the sequences one after the other in arrays with a batch of 1: sequence s is
             /// the rows of query and output from `starts[s]` up to `starts[s + 1]`. `starts`,
             /// `[sequences + 1]`, never descends, begins with 0 and ends with `n_q`.

@@ -55,8 +55,10 @@ numbered! {
         Int6 = MHA_TYPE_INT6,
     }
 
-    /// The arithmetic of a layer's projections:
-    /// [`LayerConfig::arithmetic`](crate::LayerConfig#structfield.arithmetic).
+    /// The arithmetic of a layer's projections,
+    /// [`LayerConfig::arithmetic`](crate::LayerConfig#structfield.arithmetic), and of attention,
+    /// [`Forward::attention_arithmetic`](crate::Forward::attention_arithmetic), which computes in
+    /// [`F32`](Self::F32) or [`Int16`](Self::Int16).
     pub enum Arithmetic {
         /// Floats.
         F32 = MHA_ARITHMETIC_F32,
