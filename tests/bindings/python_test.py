@@ -1317,6 +1317,47 @@ class Mha(unittest.TestCase):
             ):
                 mha.attention(q, **given)
 
+    def test_attention_in_integers_is_near_that_in_floats(self):
+        q, k, v = floats(2, 30, 4, 8), floats(2, 30, 2, 8), floats(2, 30, 2, 8)
+        shape = dict(num_sequences=2, capacity=30, num_kv_heads=2, head_dim=8)
+        integers = dict(attention_arithmetic="int16")
+        cache = mha.KvCache(**shape, k_type="int8")
+        in_floats = mha.attention(q, k, v, is_causal=True, cache=cache)
+        y = mha.attention(q, cache=cache, cache_read=True, is_causal=True, **integers)
+        near(y, in_floats, atol=1e-3)
+        self.assertGreater(np.abs(y - in_floats).max(), 0)
+        # Arrays are rounded as by a cache, in any batch.
+        same(mha.attention(q, k, v, is_causal=True, **integers), y)
+        same(mha.attention(q[1], k[1], v[1], is_causal=True, **integers), y[1])
+        prepared = mha.attention(q, k, v, is_causal=True, prepare=True, **integers)
+        same(prepared(q, k, v), y)
+        x = floats(2, 5, width)
+        near(self.layer.forward(x, **integers), self.layer.forward(x), atol=0.02)
+        self.assertGreater(
+            self.layer.info(5, **integers)["workspace_bytes"], self.layer.info(5)["workspace_bytes"]
+        )
+        for call in (
+            lambda **given: mha.attention(q, k, v, **given),
+            lambda **given: mha.attention_info(4, 4, 2, 8, **given),
+            lambda **given: mha.choose_keys(q, floats(2, 30, 4), 3, k[:, :, 0].copy(), **given),
+            lambda **given: self.layer.forward(x, **given),
+        ):
+            self.refused(
+                ValueError,
+                "attention_arithmetic is 'int8'; it must be one of 'f32', 'int16'",
+                call,
+                attention_arithmetic="int8",
+            )
+        self.refused(
+            mha.Error,
+            r"attention_arithmetic is MHA_ARITHMETIC_INT16, but the cache stores keys as MHA_TYPE 3"
+            r" and values as 4; use a cache with k_type MHA_TYPE_INT8 \(4\)",
+            mha.attention,
+            *(q, k, v),
+            cache=mha.KvCache(**shape, k_type="bf16", v_type="int8"),
+            **integers,
+        )
+
     def test_a_cache_with_values_in_its_keys_takes_keys_alone(self):
         cache = mha.KvCache(
             num_sequences=1,
@@ -2010,6 +2051,7 @@ class Mha(unittest.TestCase):
             )
         plain = (
             "is_causal equal_scores window_left window_right padding cache_read bf16 output_type"
+            " attention_arithmetic"
         )
         self.assertEqual(set(mha._typing.Call.__annotations__) - set(plain.split()), set(call))
         made["call"] = call

@@ -706,6 +706,30 @@ class Cache(unittest.TestCase):
                                 error,
                             )
 
+    def test_attention_in_integers_is_near_that_in_floats_over_the_same_cache(self):
+        llama, latent = tiny_model(transformers.LlamaConfig), Latents().model("v3")
+        for model, make in (
+            (llama, functools.partial(mt.KvCache, llama.config)),
+            (latent, functools.partial(mt.LatentCache, latent)),
+        ):
+            model.set_attn_implementation("mha_strict")
+            in_floats, integers, copied = (make(64, "int8", how) for how in ("f32", *["int16"] * 2))
+            with torch.no_grad():
+                for first, last in (0, 12), (12, 20):
+                    copied = copy.deepcopy(copied)
+                    a, b, c = (
+                        model(input_ids=ids[:, first:last], past_key_values=cache).logits
+                        for cache in (in_floats, integers, copied)
+                    )
+                    self.assertTrue(0 < (a - b).abs().max() < 0.01)
+                    self.assertTrue(torch.equal(b, c))
+            for kind, how, sentence in (
+                ("int8", "int8", "is 'int8'; it must be one of 'f32', 'int16'"),
+                ("f16", "int16", "is 'int16', but keys are stored as 'f16'"),
+            ):
+                with self.assertRaisesRegex(ValueError, "attention_arithmetic " + sentence):
+                    make(64, kind, how)
+
     def test_calls_over_it_append_and_read_nothing_back(self):
         model = tiny_model(transformers.LlamaConfig)
         for name in "read", "flush":

@@ -30,6 +30,7 @@ from ._docs import documented
 from ._library import _call
 from ._options import Norm, Rope, ScoreOptions
 from ._structs import (
+    _attention_arithmetics,
     _CallInfo,
     _causal,
     _empty,
@@ -256,6 +257,7 @@ _of_starts = "cu_seqlens_q", "cu_seqlens_kv", "block_table_starts"
 # The keywords that calls share, with their defaults: of choose_keys, and of all others.
 _choice_keywords = {
     "is_causal": False,
+    "attention_arithmetic": "f32",
     "window_left": None,
     "window_right": None,
     "q_lengths": None,
@@ -350,7 +352,11 @@ def _set_call(args, call, extents, is_self=False):
         flags, args.window_left = flags | _window_left, _window(left, "window_left")
     if right is not None:
         flags, args.window_right = flags | _window_right, _window(right, "window_right")
-    args.flags = flags
+    args.flags, arithmetic = flags, call["attention_arithmetic"]
+    if arithmetic != "f32":
+        args.attention_arithmetic = _named(
+            _attention_arithmetics, arithmetic, "attention_arithmetic"
+        )
     if cache_read:
         args.cache_read = cache
     elif cache is not None:

@@ -44,6 +44,10 @@ class Shared:
         Rotation of queries and keys, before they are scored or stored.
     score : ScoreOptions
         Softcap, ALiBi, sinks, masks, biases and others.
+    attention_arithmetic : {"f32", "int16"}
+        What scores and context compute in. With "int16", keys and values are 8-bit integers, those
+        of a cache of "int8" (values also "int4") or the call's, which are rounded (`choose_keys`
+        needs the cache); queries and weights become 16-bit integers.
     cache : KvCache or KvPool
         The call appends the rows of keys and values to its sequences, then attends to all that
         these hold. No other call may use the cache, or these blocks of the pool, meanwhile.

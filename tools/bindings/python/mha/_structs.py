@@ -278,6 +278,7 @@ layouts = _family("LAYOUT_")
 gates = _family("FUNCTION_", "none sigmoid softplus")
 activations = _family("FUNCTION_", "none silu")
 arithmetics = _family("ARITHMETIC_")
+_attention_arithmetics = _family("ARITHMETIC_", "f32 int16")
 # The types that weights of floats can get and an arithmetic multiplies, unless it takes all.
 multiplied = {"int8": ("int8", "int4"), "int16": ("int8", "int4"), "bf16": ("bf16",)}
 score_columns = _family("COLUMNS_")

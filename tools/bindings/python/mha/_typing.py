@@ -23,6 +23,7 @@ class Choice(TypedDict, total=False):
     """What calls and infos have in common, choose_keys too."""
 
     is_causal: bool
+    attention_arithmetic: str
     q_first_positions: Integers | None
     q_lengths: Integers | None
     kv_lengths: Integers | None

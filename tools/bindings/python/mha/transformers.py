@@ -43,12 +43,13 @@ except ImportError as error:
     ) from None
 
 from . import _openmp
-from ._arrays import aligned
+from ._arrays import _named, aligned
 from ._cache import KvCache as _Cache
 from ._delta import recurrent_layers as recurrent_layers
 from ._docs import documented
 from ._library import Error, _loaded
 from ._structs import (
+    _attention_arithmetics,
     _AttentionArgs,
     _broadcast,
     _causal,
@@ -441,6 +442,9 @@ class KvCache(DynamicCache):
     type : str or tuple of str
         Type of the stored keys and values, "f32", "f16", "bf16" or "int8", or a pair of types,
         of which the second may be "int4", too.
+    attention_arithmetic : {"f32", "int16"}
+        What attention over the cache computes in. "int16" needs keys of "int8", and values of
+        "int8" or "int4".
 
     Examples
     --------
@@ -453,12 +457,14 @@ class KvCache(DynamicCache):
         config: transformers.PretrainedConfig,
         max_length: int,
         type: str | tuple[str, str] = "f32",
+        attention_arithmetic: str = "f32",
     ) -> None:
         super().__init__(config=config)
         stored = (type, type) if isinstance(type, str) else type
+        arithmetic = _arithmetic(attention_arithmetic, stored)
         self.layers: list = [
             (
-                _CacheLayer(max_length, stored)
+                _CacheLayer(max_length, stored, arithmetic)
                 if layer.__class__ in (DynamicLayer, DynamicSlidingWindowLayer)
                 else layer
             )
@@ -466,13 +472,24 @@ class KvCache(DynamicCache):
         ]
 
 
+def _arithmetic(name, stored):
+    """The number of an attention_arithmetic, which keys and values of these types have to allow."""
+    number = _named(_attention_arithmetics, name, "attention_arithmetic")
+    if number and not (stored[0] == "int8" and stored[1] in ("int8", "int4")):
+        raise ValueError(
+            f"attention_arithmetic is {name!r}, but keys are stored as {stored[0]!r} and values as"
+            f" {stored[1]!r}; keys must be 'int8', and values 'int8' or 'int4'"
+        )
+    return number
+
+
 class _CacheLayer(DynamicLayer):
     """Rows that update() brings wait in `pending` until attention appends them; whatever else needs
     them appends them first."""
 
-    def __init__(self, max_length, stored):
+    def __init__(self, max_length, stored, arithmetic):
         super().__init__()
-        self.max_length, self.stored = max_length, stored
+        self.max_length, self.stored, self.arithmetic = max_length, stored, arithmetic
         self.reset()
 
     def reset(self):
@@ -482,7 +499,7 @@ class _CacheLayer(DynamicLayer):
 
     def __deepcopy__(self, memo):
         self.flush()
-        other = type(self)(self.max_length, self.stored)
+        other = type(self)(self.max_length, self.stored, self.arithmetic)
         if self.is_initialized:
             buffer = aligned(self.cache.buffer.size)
             buffer[:] = self.cache.buffer
@@ -672,12 +689,18 @@ class LatentCache(KvCache):
         The most positions of each sequence.
     type : {types}
         Type of what is stored, which is not int4.
+    attention_arithmetic : {"f32", "int16"}
+        What attention over the cache computes in. "int16" needs the type "int8".
     """
 
     def __init__(
-        self, model: transformers.PreTrainedModel, max_length: int, type: str = "f32"
+        self,
+        model: transformers.PreTrainedModel,
+        max_length: int,
+        type: str = "f32",
+        attention_arithmetic: str = "f32",
     ) -> None:
-        super().__init__(model.config, max_length, type)
+        super().__init__(model.config, max_length, type, attention_arithmetic)
         modules = {
             module.layer_idx: module for module in model.modules() if hasattr(module, "expand_kv")
         }
@@ -690,7 +713,9 @@ class LatentCache(KvCache):
         for index, module in modules.items():
             if self.layers[index].__class__ in kinds:
                 _check_latents(module)
-                self.layers[index] = kinds[self.layers[index].__class__](max_length, (type, type))
+                self.layers[index] = kinds[self.layers[index].__class__](
+                    max_length, (type, type), _arithmetic(attention_arithmetic, (type, type))
+                )
                 module.expand_kv = functools.partial(_expand_kv, module)
 
 
@@ -1148,7 +1173,8 @@ def _attend(
         if layer is not None and mask is not before:
             layer.settle(before)
     structure = mask if isinstance(mask, Mask) else None
-    flags = left = right = at_sequences = at_cache = at_cache_read = at_score = at_arrays = 0
+    flags = left = right = arithmetic = 0
+    at_sequences = at_cache = at_cache_read = at_score = at_arrays = 0
     padding = sequences = score = arrays = alive = None
     if structure is not None:
         flags, left, right = structure.flags, structure.left, structure.right
@@ -1170,6 +1196,7 @@ def _attend(
         arrays, alive = _score_arrays(mask, structure, position_bias, chosen, shape)
         at_arrays = ctypes.addressof(arrays)
     if layer is not None and layer.takes(structure, position_bias is not None):
+        arithmetic = layer.arithmetic
         if layer.pending is None:
             at_cache_read, n_kv = layer.cache._handle, 0
         else:
@@ -1209,7 +1236,7 @@ def _attend(
         0,
         _size,
         flags,
-        0,
+        arithmetic,
         left,
         right,
         0,
