@@ -123,6 +123,18 @@ KvStore store_of(const AttentionStage &stage, bool are_keys, int64_t first_head,
           are_keys && arrays.k.is_packed};
 }
 
+// Whether new rows of a kv head are stored: a cache takes all; others are not read where the scales
+// of all their query heads are 0.
+bool takes_head(const AttentionStage &stage, int64_t kv_head) {
+  const AttentionRequest &request = stage.attention.request;
+  const float *const scales = request.options.head_scales;
+  bool takes = stage.sequences.cache || !scales;
+  for (int64_t head = kv_head * request.heads_per_kv;
+       !takes && head < (kv_head + 1) * request.heads_per_kv; ++head)
+    takes = scales[head] != 0.0f;
+  return takes;
+}
+
 // Whether the units of the attention store the new rows of their kv heads, which spares threads a
 // stage of its own: if each head has one unit that reads them.
 bool may_store_in_units(const AttentionStage &stage) {
@@ -147,6 +159,7 @@ void store_in_unit(const AttentionStage &stage, int64_t sequence, int64_t head, 
   const KeyParts &parts = stage.attention.run.parts;
   const Sequence &of = stage.in_pass[sequence];
   if (parts.count > 1 && quotient(of.past, parts.chunks * chunk_keys) != part) return;
+  if (!takes_head(stage, head)) return;
   for (const bool are_keys : {true, false}) {
     const KvStore storing = store_of(stage, are_keys, head, head + 1);
     if (storing.rows.base)
@@ -236,9 +249,14 @@ void run_preparing_unit(const void *context, int64_t unit, int64_t thread) {
   if (kind != 1 && measure.rows.base) stage.kernels->measure(measure, index, begin, end, scratch);
   if (kind == 2 || !work.kv_stores[kind].rows.base) return;
   KvStore storing = work.kv_stores[kind];
-  storing.first_kv_head = group * storing.end_kv_head / work.groups;
-  storing.end_kv_head = (group + 1) * storing.end_kv_head / work.groups;
-  stage.kernels->store(storing, index, begin, end, scratch);
+  const int64_t first_head = group * storing.end_kv_head / work.groups,
+                end_head = (group + 1) * storing.end_kv_head / work.groups;
+  for (int64_t head = first_head; head < end_head; head = storing.end_kv_head + 1) {
+    storing.first_kv_head = storing.end_kv_head = head;
+    while (storing.end_kv_head < end_head && takes_head(stage, storing.end_kv_head))
+      ++storing.end_kv_head;
+    stage.kernels->store(storing, index, begin, end, scratch);
+  }
 }
 
 // Normalises the context in place. The norm needs all heads of a row, which several units write.

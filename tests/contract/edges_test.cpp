@@ -393,16 +393,19 @@ TEST_P(Edges, KeysInTheArrayOfQueriesMayHaveOtherLengths) {
 
 // The arrays end where the rows of the last heads would begin, next to memory that nobody may
 // touch.
-TEST_P(Edges, HeadsOfScaleZeroAreUnread) {
+void ExpectHeadsOfScaleZeroUnread(AttentionCall call, bool is_in_integers, uint32_t num_threads) {
   AttentionSizes sizes;
-  sizes.n_q = 5;
+  sizes.n_q = num_threads == 1 ? 5 : 150;
   sizes.n_kv = 270;
   sizes.num_heads = 4;
   sizes.num_kv_heads = 2;
   sizes.head_dim = sizes.head_dim_v = 8;
   AttentionProblem problem = NormalAttention(sizes);
   problem.score.emplace().head_scales = {0.5f, 2.0f, 0.0f, 0.0f};
-  AttentionCall call = PlainCall();
+  problem.is_in_integers = is_in_integers;
+  if (is_in_integers) problem.k_type = problem.v_type = Storage::kInt8;
+  const Scheduler scheduler(num_threads, RunBackwards);
+  call.scheduler = scheduler.get();
   call.q = call.k = call.v = kHeadsOutside;
   AttentionData data(problem, call);
   const auto first_half = [](const void *x, int64_t rows, int64_t heads) {
@@ -410,12 +413,20 @@ TEST_P(Edges, HeadsOfScaleZeroAreUnread) {
     std::memcpy(half.data(), x, half.size());
     return half;
   };
-  const Memory q = first_half(data.args.q.data, 5, 2), k = first_half(data.args.k.data, 270, 1),
-               v = first_half(data.args.v.data, 270, 1);
+  const Memory q = first_half(data.args.q.data, sizes.n_q, 2),
+               k = first_half(data.args.k.data, 270, 1), v = first_half(data.args.v.data, 270, 1);
   data.args.q.data = q.floats();
   data.args.k.data = k.floats();
   data.args.v.data = v.floats();
-  EXPECT_TRUE(SameBits(data.Compute(), Specify(problem)));
+  EXPECT_TRUE(SameBits(data.Compute(), Specify(problem)))
+      << is_in_integers << ", " << num_threads << " threads";
+}
+
+TEST_P(Edges, HeadsOfScaleZeroAreUnread) {
+  for (const bool is_in_integers : {false, true}) {
+    for (const uint32_t num_threads : {1, 4})
+      ExpectHeadsOfScaleZeroUnread(PlainCall(), is_in_integers, num_threads);
+  }
 }
 
 }  // namespace
