@@ -188,6 +188,10 @@ mha_status fill_info(Report report, AttentionCall &call, mha_call_info *info) {
                                      read.head_dim * bytes_of(storage_of_type(read.q.type))) +
                              product(read.num_heads, output_width);
   info->bytes = row_bytes * valid_queries(stage.sequences);
+  if (stage.attention.request.is_in_integers && !stage.sequences.cache) {  // read, then packed
+    stage.attention.request.k = plain_rows(rows_of(read.k));
+    stage.attention.request.v = plain_rows(rows_of(read.v));
+  }
   add_attention_cost(stage, info);
   return MHA_OK;
 }

@@ -32,7 +32,7 @@ struct Call {
   std::vector<int64_t> past = std::vector<int64_t>(kSequences, 0);  // of the sequences of the cache
   uint32_t k_type = MHA_TYPE_F32, v_type = MHA_TYPE_F32;            // as they are stored
   std::vector<float> head_scales;                                   // [kHeads]; empty = NULL
-  bool has_norm_of_all_heads = false;
+  bool has_norm_of_all_heads = false, is_in_integers = false;
 
   int64_t Queries(int64_t b) const {
     return q_lengths.empty() ? n_q - FirstOf(q_first_rows, b) : q_lengths[b];
@@ -126,6 +126,7 @@ Args ArgsOf(const Call &call, mha_sequences *sequences) {
   args.call.n_q = ExtentOf(call.n_q);
   args.call.n_kv = ExtentOf(call.n_kv);
   args.call.flags = (call.is_causal ? MHA_CAUSAL : 0u) | call.flags;
+  args.call.attention_arithmetic = call.is_in_integers ? MHA_ARITHMETIC_INT16 : 0u;
   args.call.window_left = call.window_left;
   args.call.window_right = call.window_right;
   *sequences = Zeroed<mha_sequences>();
@@ -333,6 +334,7 @@ TEST(InfoCounts, EqualTheDefinitionWithoutACache) {
   for (int round = 0; round < 2000 && !testing::Test::HasFailure(); round++) {
     Call call = RandomCall(&random);
     AddStarts(&call, &random);
+    call.is_in_integers = random.Chance(0.5);
     ExpectForwardInfo(call, random.Chance(0.5));
     if (call.is_self) continue;  // to mha_attention all keys are arguments
     if (random.Chance(0.5)) call.k_type = MHA_TYPE_F16, call.v_type = MHA_TYPE_BF16;
