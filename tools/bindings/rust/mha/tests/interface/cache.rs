@@ -424,28 +424,18 @@ fn values_in_keys_are_the_first_elements_of_each_key() {
         .is_err());
 }
 
-/// Attention of 3 rows for each of 2 sequences, together or each alone, to 5 keys over a cache of
-/// such keys and values.
-fn attend(arithmetic: Arithmetic, kinds: [Type; 2], together: bool) -> mha::Result<Vec<f32>> {
+/// Attention of 3 rows for each of these sequences of a cache, of which each has 5 keys.
+fn attend(arithmetic: Arithmetic, kinds: [Type; 2], sequences: &[i64]) -> mha::Result<Vec<f32>> {
     let (q, k, v) = (numbers(2 * 3 * 32, 1), numbers(2 * 5 * 16, 2), numbers(2 * 5 * 16, 3));
-    let mut cache = KvCache::new(
-        &CacheConfig::new(5, 2, 8).num_sequences(2).k_type(kinds[0]).v_type(kinds[1]),
-    )?;
+    let config = CacheConfig::new(5, 2, 8).num_sequences(2).k_type(kinds[0]).v_type(kinds[1]);
+    let mut cache = KvCache::new(&config)?;
     for s in 0..2 {
         cache.append(s, &k[s * 80..][..80], &v[s * 80..][..80])?;
     }
-    let (batch, mut y) = (if together { 2 } else { 1 }, vec![f32::NAN; 2 * 3 * 32]);
-    for (index, y) in y.chunks_mut(batch * 96).enumerate() {
-        let sequences = if together { vec![0, 1] } else { vec![index as i64] };
-        Attention::new(4, 8)
-            .num_kv_heads(2)
-            .call(&q[index * 96..][..batch * 96], y)
-            .batch(batch)
-            .cache_read(&cache)
-            .cache_sequences(&sequences)
-            .attention_arithmetic(arithmetic)
-            .alone()?;
-    }
+    let mut y = vec![f32::NAN; sequences.len() * 96];
+    let call = Attention::new(4, 8).num_kv_heads(2).call(&q[192 - y.len()..], &mut y);
+    let call = call.batch(sequences.len()).cache_read(&cache).cache_sequences(sequences);
+    call.attention_arithmetic(arithmetic).alone()?;
     Ok(y)
 }
 
@@ -454,18 +444,17 @@ fn attention_in_integers_is_near_that_in_floats_and_has_the_same_bits_in_any_bat
     use Arithmetic::{Bf16, Int16, F32};
     for values in [Type::Int8, Type::Int4] {
         let kinds = [Type::Int8, values];
-        let (floats, integers) =
-            (attend(F32, kinds, true).unwrap(), attend(Int16, kinds, true).unwrap());
+        let [floats, integers] = [F32, Int16].map(|one| attend(one, kinds, &[0, 1]).unwrap());
         assert_near(&integers, &floats, 1e-3);
         assert_ne!(bits(&integers), bits(&floats));
-        assert_eq!(bits(&attend(Int16, kinds, false).unwrap()), bits(&integers));
+        assert_eq!(bits(&attend(Int16, kinds, &[1]).unwrap()), bits(&integers[96..]));
     }
-    let sentence = error_of(attend(Int16, [Type::F32, Type::Int8], true), ErrorKind::InvalidValue);
+    let sentence = error_of(attend(Int16, [Type::F32, Type::Int8], &[0]), ErrorKind::InvalidValue);
     assert!(
         sentence.starts_with("attention_arithmetic is MHA_ARITHMETIC_INT16, but the cache stores"),
         "{sentence}"
     );
-    let sentence = error_of(attend(Bf16, [Type::Int8; 2], true), ErrorKind::InvalidValue);
+    let sentence = error_of(attend(Bf16, [Type::Int8; 2], &[0]), ErrorKind::InvalidValue);
     assert!(sentence.contains("MHA_ARITHMETIC_F32 (0) or MHA_ARITHMETIC_INT16"), "{sentence}");
     let (layer, x) = (layer(), numbers(5 * 32, 7));
     let [floats, integers] = [F32, Int16].map(|arithmetic| {
