@@ -1,4 +1,5 @@
-// attention_prefill: the middle stage alone, mha_attention on plain rows.
+// attention_prefill: the middle stage alone, mha_attention on plain rows; int16: in integers, in
+// turns with f32.
 
 #include "groups.h"
 #include "layer_case.h"
@@ -8,7 +9,7 @@ namespace {
 
 struct AttentionShape {
   int64_t n, heads, head_dim;
-  bool is_causal;
+  bool is_causal, is_in_integers = false;
 
   int64_t floats() const { return n * heads * head_dim; }
 };
@@ -19,6 +20,7 @@ support::AttentionProblem random_problem(const AttentionShape &shape) {
   problem.num_heads = problem.num_kv_heads = shape.heads;
   problem.head_dim = problem.head_dim_v = shape.head_dim;
   problem.is_causal = shape.is_causal;
+  problem.is_in_integers = shape.is_in_integers;
   support::Random random(1);
   for (std::vector<float> *x : {&problem.q, &problem.k, &problem.v})
     *x = random.Uniforms(shape.floats(), 1.7f);
@@ -37,6 +39,7 @@ class AttentionCase : public Case {
                    attending_pairs(1, shape.n, shape.is_causal),
                bytes}};
     instruction_set = set;
+    in_integers = shape.is_in_integers;
     expect_operations(info.operations);
   }
 
@@ -60,8 +63,20 @@ const Group attention_benchmarks([](const Setting &setting) {
         const AttentionShape shape = {n, n <= 2048 ? 4 : 2, head_dim,
                                       is_causal};  // fewer heads keep the long ones short
         const LayerShape as_layer = {1, n, shape.heads * head_dim, shape.heads, is_causal};
-        add("attention_prefill/" + as_layer.name() + "/head_dim:" + std::to_string(head_dim),
-            [=] { return std::make_unique<AttentionCase>(shape, setting.instruction_set); });
+        const std::string name = as_layer.name() + "/head_dim:" + std::to_string(head_dim);
+        const auto make = [=] {
+          return std::make_unique<AttentionCase>(shape, setting.instruction_set);
+        };
+        add("attention_prefill/" + name, make);
+        if (head_dim % 64 != 0 || (n != 1024 && n != 4096)) continue;
+        AttentionShape words = shape;
+        words.is_in_integers = true;
+        add("attention_prefill/int16/" + name, [=] {
+          auto test = std::make_unique<AttentionCase>(words, setting.instruction_set);
+          test->rival = make();
+          test->rival_counter = "times_f32";
+          return test;
+        });
       }
     }
   }

@@ -198,6 +198,7 @@ class DecodeAttention : public DecodeCase {
         2 * sizeof(float) * static_cast<double>(rows_) * width;
     stages = {{4 * width * keys(), bytes}};
     support::AttentionProblem problem;
+    problem.is_in_integers = options.attends_in_integers;
     problem.batch = shape.batch;
     problem.n_q = shape.n;
     problem.n_kv = 0;  // nothing is appended

@@ -34,6 +34,7 @@ struct DecodeOptions {
   uint32_t value_type = 0;  // 0 = cache_type
   uint32_t weight_type = MHA_TYPE_F32;
   uint32_t arithmetic = MHA_ARITHMETIC_F32;  // of the layer's projections
+  bool attends_in_integers = false;
 };
 
 // mha_forward. The layer's weights are those of query_dim = width.

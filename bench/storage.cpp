@@ -3,6 +3,7 @@
 // token and under a prompt; one query, in turns with a loop that reads as many bytes. arithmetic:
 // layers with weights of int8 whose projections compute in integers, and a token's with int8 and
 // int4, in turns with those of f32; and in bf16 with weights of bf16, in turns with f32.
+// int16/cache: attention over caches of int8.
 
 #include "decode_case.h"
 #include "groups.h"
@@ -18,6 +19,9 @@ constexpr DecodeShape shape = {16, 16, 128, 4096};
 
 constexpr DecodeShape of_values[] = {
     {8, 8, 128, 8192}, {32, 8, 128, 8192}, {32, 8, 128, 4096, 1, 512}};
+
+constexpr DecodeShape in_words[] = {
+    {8, 8, 128, 4096}, {32, 8, 128, 4096}, {8, 8, 128, 8192, 1, 128}};
 
 // A sequence's first token: next to its weights, there is nothing to read.
 constexpr DecodeShape first_token = {32, 32, 128, 0};
@@ -141,6 +145,23 @@ const Group storage_benchmarks([](const Setting &setting) {
         test->in_integers = true;
         return beside_f32(std::move(test), make_decode_layer(first_token, in_f32));
       });
+    }
+  }
+  for (const DecodeShape &over : in_words) {
+    DecodeOptions floats = f32;
+    floats.cache_type = MHA_TYPE_INT8;
+    for (const uint32_t type : {MHA_TYPE_INT8, MHA_TYPE_INT4}) {
+      floats.value_type = type;
+      DecodeOptions words = floats;
+      words.attends_in_integers = true;
+      add(std::string("arithmetic/int16/cache:int8/values:") +
+              support::NameOf(static_cast<support::Storage>(type)) +
+              "/n:" + std::to_string(over.n) + "/" + over.attention_name(),
+          [=] {
+            std::unique_ptr<Case> test = make_decode_attention(over, words);
+            test->in_integers = true;
+            return beside_f32(std::move(test), make_decode_attention(over, floats));
+          });
     }
   }
 });
