@@ -192,7 +192,7 @@ static int check_model(const char *path, const char *heads_word) {
   pool_start(&pool, 1);
   const mha_scheduler scheduler = {
       .context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
-  decoder_make(&d, &m, &scheduler, 4, positions, 0, 0);
+  decoder_make(&d, &m, &scheduler, 4, positions, 0, 0, MHA_ARITHMETIC_F32);
   struct result at_once, others[4], *r = others;
   memset(&at_once, 0, sizeof at_once);
   memset(others, 0, sizeof others);
@@ -312,7 +312,8 @@ static void write_scores(struct decoder *d, const int32_t *tokens, int count, in
   }
 }
 
-/* words: FILE HEADS PROMPT COUNT THREADS TYPE ARITHMETIC, and LOGITS or KEYS VALUES or NULL */
+/* words: FILE HEADS PROMPT COUNT THREADS TYPE ARITHMETIC, and LOGITS or KEYS VALUES ATTENTION or
+   NULL */
 static int run(int is_score, const char *const *words) {
   static const char *const types[] = {"file", "f32",  "f16",
                                       "bf16", "int8", "int4"}; /* 0, then MHA_TYPE_* */
@@ -330,6 +331,11 @@ static int run(int is_score, const char *const *words) {
   for (int i = 0; i < 2 && is_score && words[7 + i]; i++) {
     cache_types[i] = 1 + index_of(words[7 + i], types + 1, 5,
                                   "%s is no type of caches; f32, f16, bf16, int8 or int4 is");
+  }
+  uint32_t attention_arithmetic = MHA_ARITHMETIC_F32;
+  if (is_score && words[7] && words[8] && words[9]) {
+    attention_arithmetic = arithmetic_types[index_of(
+        words[9], arithmetics, 4, "%s is no arithmetic of attention; f32 or int16 is")];
   }
   enum { most = 1 << 20 };
   static int32_t tokens[most];
@@ -355,7 +361,7 @@ static int run(int is_score, const char *const *words) {
   const mha_scheduler scheduler = {
       .context = &pool, .num_threads = pool.num_workers + 1, .parallel_for = parallel_for};
   decoder_make(&d, &m, threads > 1 ? &scheduler : NULL, 1, is_score ? count : prompt + count,
-               cache_types[0], cache_types[1]);
+               cache_types[0], cache_types[1], attention_arithmetic);
   if (is_score)
     write_scores(&d, tokens, prompt, count);
   else
@@ -375,8 +381,8 @@ int main(int count, char **words) {
     return 0;
   }
   const int is_score = strcmp(command, "score") == 0;
-  if ((is_score || strcmp(command, "run") == 0) && count >= 6 && count <= 10 + is_score) {
-    const char *given[9] = {0, 0, 0, 0, "1", "file", "f32"};
+  if ((is_score || strcmp(command, "run") == 0) && count >= 6 && count <= 10 + 2 * is_score) {
+    const char *given[10] = {0, 0, 0, 0, "1", "file", "f32"};
     for (int i = 2; i < count; i++) given[i - 2] = words[i];
     return run(is_score, given);
   }
@@ -385,7 +391,7 @@ int main(int count, char **words) {
     fail(
         "decoder [write FILE LAYERS WIDTH HEADS KV_HEADS HIDDEN VOCABULARY | run FILE HEADS PROMPT "
         "COUNT [THREADS [TYPE [ARITHMETIC [LOGITS]]]] | score FILE HEADS TOKENS COUNT [THREADS "
-        "[TYPE [ARITHMETIC [KEYS [VALUES]]]]] | check FILE HEADS]");
+        "[TYPE [ARITHMETIC [KEYS [VALUES [ATTENTION]]]]]] | check FILE HEADS]");
   }
   char path[] = "/tmp/mha-decoder-XXXXXX";
   const int file = mkstemp(path);

@@ -295,9 +295,10 @@ static mha_linear_args linear_args(const struct decoder *d, int64_t rows, const 
                            .scheduler = d->scheduler};
 }
 
-/* k_type, v_type: MHA_TYPE_* of the caches, 0 = f32. */
+/* k_type, v_type: MHA_TYPE_* of the caches, 0 = f32. attention_arithmetic: that of mha_call. */
 static void decoder_make(struct decoder *d, const struct model *m, const mha_scheduler *scheduler,
-                         int64_t sequences, int64_t positions, uint32_t k_type, uint32_t v_type) {
+                         int64_t sequences, int64_t positions, uint32_t k_type, uint32_t v_type,
+                         uint32_t attention_arithmetic) {
   const int64_t blocks_each = (positions + block - 1) / block;
   *d = (struct decoder){.model = m,
                         .scheduler = scheduler,
@@ -351,6 +352,7 @@ static void decoder_make(struct decoder *d, const struct model *m, const mha_sch
 
   d->attention = MHA_INIT(mha_forward_args);
   d->attention.call.flags = MHA_CAUSAL;
+  d->attention.call.attention_arithmetic = attention_arithmetic;
   d->attention.call.rope = &d->rope;
   d->attention.call.scheduler = scheduler;
   d->attention.query.data = d->normed;
