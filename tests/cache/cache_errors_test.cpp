@@ -1058,6 +1058,23 @@ TEST(CallErrors, MoreKeysThanARingTakesAtOnceWithOtherQueries) {
   call.ExpectFailsAndWritesNothing(MHA_ERROR_SHAPE, {"sequence 0", "1", "4", "a ring"});
 }
 
+TEST(CallErrors, AttentionInIntegersOverCachesOfOtherTypes) {
+  for (const auto &[k_type, v_type] :
+       {std::pair(MHA_TYPE_F32, MHA_TYPE_F32), std::pair(MHA_TYPE_F16, MHA_TYPE_INT8),
+        std::pair(MHA_TYPE_INT8, MHA_TYPE_BF16)}) {
+    mha_kv_cache_config config = Config(kContiguous);
+    config.k_type = k_type, config.v_type = v_type;
+    Cache cache = Filled(config);
+    Call call(&cache);
+    call.Both([](auto &args) { args.call.attention_arithmetic = MHA_ARITHMETIC_INT16; });
+    call.ExpectFailsAndWritesNothing(
+        MHA_ERROR_INVALID_VALUE,
+        {"attention_arithmetic is MHA_ARITHMETIC_INT16",
+         "keys as MHA_TYPE " + std::to_string(k_type) + " and values as " + std::to_string(v_type),
+         "k_type MHA_TYPE_INT8 (4) and v_type MHA_TYPE_INT8 (4) or MHA_TYPE_INT4 (5)"});
+  }
+}
+
 // Numbers of keys that a ring forgets, or that the array does not have, are none.
 TEST(CallErrors, PositionGroupsThatDoNotFitTheCache) {
   const std::vector<int32_t> numbers(64, 1);
