@@ -393,9 +393,10 @@ TEST_P(Edges, KeysInTheArrayOfQueriesMayHaveOtherLengths) {
 
 // The arrays end where the rows of the last heads would begin, next to memory that nobody may
 // touch.
-void ExpectHeadsOfScaleZeroUnread(AttentionCall call, bool is_in_integers, uint32_t num_threads) {
+void ExpectHeadsOfScaleZeroUnread(AttentionCall call, bool is_in_integers, int64_t n_q,
+                                  uint32_t num_threads) {
   AttentionSizes sizes;
-  sizes.n_q = num_threads == 1 ? 5 : 150;
+  sizes.n_q = n_q;
   sizes.n_kv = 270;
   sizes.num_heads = 4;
   sizes.num_kv_heads = 2;
@@ -413,19 +414,21 @@ void ExpectHeadsOfScaleZeroUnread(AttentionCall call, bool is_in_integers, uint3
     std::memcpy(half.data(), x, half.size());
     return half;
   };
-  const Memory q = first_half(data.args.q.data, sizes.n_q, 2),
-               k = first_half(data.args.k.data, 270, 1), v = first_half(data.args.v.data, 270, 1);
+  const Memory q = first_half(data.args.q.data, n_q, 2), k = first_half(data.args.k.data, 270, 1),
+               v = first_half(data.args.v.data, 270, 1);
   data.args.q.data = q.floats();
   data.args.k.data = k.floats();
   data.args.v.data = v.floats();
   EXPECT_TRUE(SameBits(data.Compute(), Specify(problem)))
-      << is_in_integers << ", " << num_threads << " threads";
+      << is_in_integers << ", " << n_q << " rows, " << num_threads << " threads";
 }
 
 TEST_P(Edges, HeadsOfScaleZeroAreUnread) {
   for (const bool is_in_integers : {false, true}) {
-    for (const uint32_t num_threads : {1, 4})
-      ExpectHeadsOfScaleZeroUnread(PlainCall(), is_in_integers, num_threads);
+    for (const uint32_t num_threads : {1, 4}) {
+      for (const int64_t n_q : {5, 150})
+        ExpectHeadsOfScaleZeroUnread(PlainCall(), is_in_integers, n_q, num_threads);
+    }
   }
 }
 
