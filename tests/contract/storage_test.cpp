@@ -140,7 +140,7 @@ TEST(Storage, AnInt8RowOfZerosIsZerosAndOneThatIsNotFiniteIsNaN) {
   for (const float x :
        {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     const float row_of_two[] = {1.0f, -x};
-    const mha::CodeScale odd = mha::code_scale_of(row_of_two, 127, 2);
+    const mha::CodeScale odd = mha::code_scale_of(mha::most_bits_of_row(row_of_two, 2, 0), 127);
     EXPECT_EQ(Bits(odd.scale), 0x7fc00000u) << x;
     for (const float each : row_of_two) EXPECT_EQ(mha::code_of(each, odd.factor), 0) << each;
   }
