@@ -16,8 +16,8 @@ constexpr int64_t tile_keys = 16;
 // The contract fixes these, with its section: terms of one chain of a projection (3, 4) and of a
 // score (7), pairs of terms of a score whose products are added as integers (7), keys of a chunk
 // (8), the most terms of int4 and of others whose products are added as integers (4), groups of
-// weights whose offsets are multiplied in one chain (4), inputs whose scales share a factor (2), and
-// the largest block of H (2).
+// weights whose offsets are multiplied in one chain (4), inputs whose scales share a factor (2),
+// and the largest block of H (2).
 constexpr int64_t dot_block = 256;
 constexpr int64_t score_block = 32;
 constexpr int64_t score_pairs = 256;

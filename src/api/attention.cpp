@@ -73,7 +73,7 @@ void share_keys(AttentionCall *call) {
   AttentionCall shared = *call;
   Attention &attention = shared.stage.attention;
   const KeyValues packed = packed_floats(nullptr, 0, 0, tile_keys, request.num_kv_heads, false);
-  attention.request = with_packed_keys(request, packed);
+  attention.request = with_rows(request, packed, packed);
   WorkspaceLayout layout;
   attention.plan = plan_attention(attention.request, stage.sequences, num_threads, &layout);
   take_packed(key_positions(shared), &shared, &layout);

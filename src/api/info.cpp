@@ -133,8 +133,8 @@ void describe_run(const mha_layer &layer, const mha_scheduler *scheduler, mha_ca
 }
 
 // Keys and values that are projected in the call do not count as read.
-void add_attention_cost(const AttentionStage &stage, mha_call_info *info) {
-  const AttentionRequest &request = stage.attention.request;
+void add_attention_cost(const AttentionStage &stage, const AttentionRequest &request,
+                        mha_call_info *info) {
   const SequenceArguments &s = stage.sequences;
   const ReadHeads heads = read_heads(request);
   info->operations +=
@@ -172,7 +172,7 @@ mha_status fill_info(Report report, ForwardCall &call, mha_call_info *info) {
   uint64_t row_bytes[2] = {};  // inputs that are the same rows count once
   MHA_TRY(each_array(*call.layer, call.args, CountRowBytes{row_bytes}));
   info->bytes = info->packed_bytes + q_rows * row_bytes[0] + kv_rows * row_bytes[1];
-  add_attention_cost(stage, info);
+  add_attention_cost(stage, stage.attention.request, info);
   return MHA_OK;
 }
 
@@ -188,11 +188,13 @@ mha_status fill_info(Report report, AttentionCall &call, mha_call_info *info) {
                                      read.head_dim * bytes_of(storage_of_type(read.q.type))) +
                              product(read.num_heads, output_width);
   info->bytes = row_bytes * valid_queries(stage.sequences);
-  if (stage.attention.request.is_in_integers && !stage.sequences.cache) {  // read, then packed
-    stage.attention.request.k = plain_rows(rows_of(read.k));
-    stage.attention.request.v = plain_rows(rows_of(read.v));
-  }
-  add_attention_cost(stage, info);
+  const AttentionRequest &request = stage.attention.request;
+  const bool are_rounded = request.is_in_integers && !stage.sequences.cache;  // read, then packed
+  add_attention_cost(
+      stage,
+      are_rounded ? with_rows(request, plain_rows(rows_of(read.k)), plain_rows(rows_of(read.v)))
+                  : request,
+      info);
   return MHA_OK;
 }
 

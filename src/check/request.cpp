@@ -136,9 +136,11 @@ mha_status check_array_contents(Report report, const SequenceArguments &s,
   return check_chosen_entries(report, s, options.chosen, request->num_kv_heads);
 }
 
-AttentionRequest with_packed_keys(const AttentionRequest &request, const KeyValues &packed) {
+AttentionRequest with_rows(const AttentionRequest &request, const KeyValues &k,
+                           const KeyValues &v) {
   AttentionRequest r = request;
-  r.k = r.v = packed;
+  r.k = k;
+  r.v = v;
   return r;
 }
 

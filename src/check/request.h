@@ -34,7 +34,7 @@ mha_status check_array_contents(Report report, const SequenceArguments &sequence
                                 AttentionRequest *request);
 
 // The same request over keys and values that are packed before.
-AttentionRequest with_packed_keys(const AttentionRequest &request, const KeyValues &packed);
+AttentionRequest with_rows(const AttentionRequest &request, const KeyValues &k, const KeyValues &v);
 
 // A contiguous output; null if it is not asked for.
 struct OptionalOutput {

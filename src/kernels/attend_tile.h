@@ -21,16 +21,21 @@ namespace {
 // ---- Products
 
 // The loops over keys or values: of floats those of the set, and of codes those of its products.
+MHA_INLINE Loops loops_over_codes(const ProductKernels &codes, int64_t rows, Storage storage,
+                                  bool are_values) {
+  return codes.loops_over_codes ? codes.loops_over_codes(rows, storage, are_values)
+                                : loops_over_codes(rows, storage, are_values);
+}
 template <class V>
 MHA_INLINE Loops key_loops(const Unit &unit, int64_t rows, Storage storage, bool prefetches) {
   const ProductKernels *const codes = unit.call.run.codes;
-  return codes ? codes->loops_over_codes(rows, storage, false)
+  return codes ? loops_over_codes(*codes, rows, storage, false)
                : loops_over_keys<V>(rows, storage, prefetches);
 }
 template <class V>
 MHA_INLINE Loops value_loops(const Unit &unit, int64_t rows, Storage storage, bool prefetches) {
   const ProductKernels *const codes = unit.call.run.codes;
-  return codes ? codes->loops_over_codes(rows, storage, true)
+  return codes ? loops_over_codes(*codes, rows, storage, true)
                : loops_over_values<V>(rows, storage, prefetches);
 }
 

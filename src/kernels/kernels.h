@@ -29,7 +29,8 @@ struct ProductKernels {
                   int64_t row_end, int64_t panel_begin, int64_t panel_end);
 
   // The loops over codes of keys, or of values, for a number of rows of codes: over pairs of words
-  // in memory (f32 stands for them), or over stored bytes.
+  // in memory (f32 stands for them), or over stored bytes. Null: those of the set that has the
+  // other kernels.
   Loops (*loops_over_codes)(int64_t rows, Storage storage, bool are_values);
 
   // Whether the set's own instruction computes what the contract says; null: there is no doubt.

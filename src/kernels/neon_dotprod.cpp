@@ -8,7 +8,6 @@
 #include "project_integers.h"
 
 namespace mha {
-constexpr ProductKernels codes_neon_dotprod = {encode_rows, project_codes, loops_over_codes,
-                                               nullptr};
+constexpr ProductKernels codes_neon_dotprod = {encode_rows, project_codes, nullptr, nullptr};
 }  // namespace mha
 #endif

@@ -9,6 +9,6 @@
 #include "project_integers.h"
 
 namespace mha {
-constexpr ProductKernels codes_neon_i8mm = {encode_rows, project_codes, loops_over_codes, nullptr};
+constexpr ProductKernels codes_neon_i8mm = {encode_rows, project_codes, nullptr, nullptr};
 }  // namespace mha
 #endif
