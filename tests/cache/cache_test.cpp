@@ -255,6 +255,22 @@ TEST_P(KvCache, HasTheSameBytesByEveryInstructionSet) {
 
 // ---- What is stored
 
+TEST_P(KvCache, TakesTheRowsOfHeadsOfScaleZero) {
+  AttentionProblem history = History(2, 40);
+  std::vector<std::string> bytes;
+  for (const uint32_t num_threads : {1, 1, 4}) {  // first without scales
+    const Scheduler scheduler(num_threads, RunBackwards);
+    Cache cache(CacheConfigOf(history, kContiguous, 2, 40));
+    AttentionCall call = Call(scheduler.get());
+    call.asked = kAskNothing;
+    call.cache.cache = cache.get();
+    Attend(history, call);
+    bytes.push_back(cache.buffer().Bytes());
+    history.score.emplace().head_scales = {0.0f, 0.0f, 1.0f, 1.0f};
+  }
+  EXPECT_TRUE(bytes[0] == bytes[1] && bytes[0] == bytes[2]);
+}
+
 TEST_P(KvCache, ReadsBackWhatTheSpecificationStores) {
   Random random(6);
   for (const Values kind : {Values::kNormal, Values::kWide, Values::kTies, Values::kTiny,

@@ -299,6 +299,7 @@ void AddStarts(Call *call, Random *random) {
 Cache MakeCache(Call *call, uint32_t kind, Random *random) {
   call->k_type = static_cast<uint32_t>(random->Pick(kKeyTypes));
   call->v_type = static_cast<uint32_t>(random->Pick(kValueTypes));
+  call->is_in_integers = call->k_type == MHA_TYPE_INT8 && call->v_type >= MHA_TYPE_INT8;
   mha_kv_cache_config config = Zeroed<mha_kv_cache_config>();
   config.num_sequences = kSequences;
   config.capacity = kind == MHA_CACHE_KIND_RING ? 48 : 192;
