@@ -1319,9 +1319,8 @@ class Mha(unittest.TestCase):
 
     def test_attention_in_integers_is_near_that_in_floats(self):
         q, k, v = floats(2, 30, 4, 8), floats(2, 30, 2, 8), floats(2, 30, 2, 8)
-        shape = dict(num_sequences=2, capacity=30, num_kv_heads=2, head_dim=8)
         integers = dict(attention_arithmetic="int16")
-        cache = mha.KvCache(**shape, k_type="int8")
+        cache = mha.KvCache(num_sequences=2, capacity=30, num_kv_heads=2, head_dim=8, k_type="int8")
         in_floats = mha.attention(q, k, v, is_causal=True, cache=cache)
         y = mha.attention(q, cache=cache, cache_read=True, is_causal=True, **integers)
         near(y, in_floats, atol=1e-3)
@@ -1333,9 +1332,6 @@ class Mha(unittest.TestCase):
         same(prepared(q, k, v), y)
         x = floats(2, 5, width)
         near(self.layer.forward(x, **integers), self.layer.forward(x), atol=0.02)
-        self.assertGreater(
-            self.layer.info(5, **integers)["workspace_bytes"], self.layer.info(5)["workspace_bytes"]
-        )
         for call in (
             lambda **given: mha.attention(q, k, v, **given),
             lambda **given: mha.attention_info(4, 4, 2, 8, **given),
@@ -1348,15 +1344,6 @@ class Mha(unittest.TestCase):
                 call,
                 attention_arithmetic="int8",
             )
-        self.refused(
-            mha.Error,
-            r"attention_arithmetic is MHA_ARITHMETIC_INT16, but the cache stores keys as MHA_TYPE 3"
-            r" and values as 4; use a cache with k_type MHA_TYPE_INT8 \(4\)",
-            mha.attention,
-            *(q, k, v),
-            cache=mha.KvCache(**shape, k_type="bf16", v_type="int8"),
-            **integers,
-        )
 
     def test_a_cache_with_values_in_its_keys_takes_keys_alone(self):
         cache = mha.KvCache(

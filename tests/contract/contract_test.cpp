@@ -223,6 +223,8 @@ TEST_P(LayerContract, RandomSmallCallsEqualTheSpecification) {
     call.asked = kAskNothing;
     call.workspace_fill = random.Pick<unsigned char>({0xff, 0x00, 0x7f});
     call.workspace_misalignment = static_cast<size_t>(random.Between(0, 63));
+    problem.is_in_integers = random.Chance(0.1);  // which that function leaves to others
+    if (problem.is_in_integers) problem.k_type = problem.v_type = Storage::kInt8;
     const Layer layer = Make(problem);
     EXPECT_TRUE(SameBits(Forward(layer.get(), problem, call).y, Specify(problem).y))
         << "case " << n << " values " << NameOf(kind) << "," << NameOf(weight_kind) << " "
