@@ -155,7 +155,7 @@ MHA_NOINLINE inline CodeScale word_scale_of(const float *x, int64_t count) {
 template <class V>
 MHA_INLINE void encode_words(const float *x, int64_t count, float factor, float *pairs) {
   char *const words = reinterpret_cast<char *>(pairs);
-  // No number is multiplied by 0, which it need not become.
+  // A factor of 0 makes all codes 0, even those of numbers that are not finite.
   if (factor == 0.0f)
     return static_cast<void>(
         MHA_MEMSET(words, 0, static_cast<size_t>(pairs_of(count)) * sizeof(WordPair)));
