@@ -238,31 +238,43 @@ MHA_INLINE void exp_of_tiles(float *s, V factor, V maximum, V (&partial_sums)[ti
   }
 }
 
-// Computes the same of all tiles of a row, and returns the sum.
-template <class V, class Finish>
-MHA_INLINE float exp_of_row(Range tiles, V factor, V maximum, float *scores, const Finish &finish) {
+// Computes the same of all tiles of a row, and returns the sum. is_weighted: p is multiplied by the
+// scales of the values, and *most becomes the greatest of the magnitudes, or infinity if one of
+// them is not finite.
+template <class V, bool is_weighted>
+MHA_NOINLINE float exp_of_row(Range tiles, float factor, float maximum, const KeyTiles *of_values,
+                              float *scores, float *most) {
   constexpr int vectors = tile_keys / V::size;
   constexpr int at_once = static_cast<int>(max(1, TileShape<V::size>::exp_vectors / vectors));
-  V partial_sums[vectors];
-  MHA_EACH(i, vectors) partial_sums[i] = all<V>(0.0f);
+  const V every_factor = all<V>(factor), every_maximum = all<V>(maximum), zero = all<V>(0.0f);
+  V partial_sums[vectors], magnitude = zero, zero_or_nan = zero;
+  MHA_EACH(i, vectors) partial_sums[i] = zero;
   int64_t key_tile = tiles.begin;
-  const auto finish_tile = [&](V p, int i) MHA_INLINED {
-    return finish(p, key_tile + i / vectors, i % vectors);
+  const auto finish = [&](V p, int i) MHA_INLINED {
+    if constexpr (is_weighted) {
+      p = p * load<V>(of_values->scales[key_tile + i / vectors] + i % vectors * V::size);
+      magnitude = max_of(max_of(p, zero - p), magnitude);
+      zero_or_nan = mul_add(p, zero, zero_or_nan);
+    }
+    return p;
   };
   for (; key_tile + at_once <= tiles.end; key_tile += at_once) {
-    exp_of_tiles<V, at_once>(scores + key_tile * tile_keys, factor, maximum, partial_sums,
-                             finish_tile);
+    exp_of_tiles<V, at_once>(scores + key_tile * tile_keys, every_factor, every_maximum,
+                             partial_sums, finish);
   }
   if constexpr (at_once > 1) {
     for (; key_tile < tiles.end; ++key_tile)
-      exp_of_tiles<V, 1>(scores + key_tile * tile_keys, factor, maximum, partial_sums, finish_tile);
+      exp_of_tiles<V, 1>(scores + key_tile * tile_keys, every_factor, every_maximum, partial_sums,
+                         finish);
   }
+  if constexpr (is_weighted)
+    *most = greatest(max_of(value_if_nan(zero_or_nan, all<V>(infinity)), magnitude));
   return sum16(partial_sums);
 }
 
-// The greatest score of a row with some tiles, after they are multiplied by the scales of the keys,
-// if there are any, and then by `scale`.
-template <class V>
+// The greatest score of a row with some tiles. has_scales: scores are multiplied by the scales of
+// the keys before, and then by `scale`.
+template <class V, bool has_scales>
 MHA_INLINE float greatest_score(Range tiles, const KeyTiles *of_keys, float scale, float *row) {
   constexpr int lanes = V::size, vectors = tile_keys / lanes;
   V greatest_yet[vectors];
@@ -271,7 +283,7 @@ MHA_INLINE float greatest_score(Range tiles, const KeyTiles *of_keys, float scal
     MHA_EACH(i, vectors) {
       float *const at = row + key_tile * tile_keys + i * lanes;
       V s = load<V>(at);
-      if (of_keys) {
+      if constexpr (has_scales) {
         s = (s * load<V>(of_keys->scales[key_tile] + i * lanes)) * all<V>(scale);
         store(at, s);
       }
@@ -289,7 +301,7 @@ MHA_INLINE float greatest_score(Range tiles, const KeyTiles *of_keys, float scal
 //
 // of_keys: where they are given, scores are to be multiplied by their scales before the factor.
 // of_values: where they are given, p is multiplied by their scales, and most[r] becomes the
-// greatest of the magnitudes, or infinity if one of them is not finite.
+// greatest magnitude, as of exp_of_row.
 template <class V>
 MHA_NOINLINE void softmax(Range tiles, const Range *keys, const KeyTiles *of_keys, float factor,
                           const KeyTiles *of_values, int64_t rows, float *scores, float *m,
@@ -303,29 +315,17 @@ MHA_NOINLINE void softmax(Range tiles, const Range *keys, const KeyTiles *of_key
       leave_out_edges<V>(tiles, keys[r], -infinity, row);
     }
     // Rounding keeps the order: the greatest score is that of the greatest product.
-    m[r] = greatest_score<V>(tiles, of_row, factor, row);
+    m[r] = of_row ? greatest_score<V, true>(tiles, of_row, factor, row)
+                  : greatest_score<V, false>(tiles, nullptr, factor, row);
     if (!of_keys) m[r] = m[r] * factor;
   }
-  const V every_factor = all<V>(of_keys ? 1.0f : factor);
+  const float left = of_keys ? 1.0f : factor;
   for (int64_t r = 0; r < rows; ++r, scores += score_stride) {
     // If no score is above -infinity, any finite maximum will do: exp gives 0 for the keys that are
     // left out, and NaN for a NaN.
-    const V maximum = all<V>(m[r] == -infinity ? 0.0f : m[r]);
-    if (!of_values) {
-      l[r] = exp_of_row<V>(tiles, every_factor, maximum, scores,
-                           [](V p, int64_t, int) MHA_INLINED { return p; });
-      continue;
-    }
-    const V zero = all<V>(0.0f);
-    V magnitude = zero, zero_or_nan = zero;
-    l[r] = exp_of_row<V>(tiles, every_factor, maximum, scores,
-                         [&](V p, int64_t key_tile, int i) MHA_INLINED {
-                           p = p * load<V>(of_values->scales[key_tile] + i * V::size);
-                           magnitude = max_of(max_of(p, zero - p), magnitude);
-                           zero_or_nan = mul_add(p, zero, zero_or_nan);
-                           return p;
-                         });
-    most[r] = greatest(max_of(value_if_nan(zero_or_nan, all<V>(infinity)), magnitude));
+    const float maximum = m[r] == -infinity ? 0.0f : m[r];
+    l[r] = of_values ? exp_of_row<V, true>(tiles, left, maximum, of_values, scores, most + r)
+                     : exp_of_row<V, false>(tiles, left, maximum, nullptr, scores, nullptr);
   }
 }
 
@@ -339,27 +339,27 @@ MHA_NOINLINE void softmax(Range tiles, const Range *keys, const KeyTiles *of_key
 MHA_NOINLINE inline void add_values(const KeyTiles &values, int64_t width, Range keys,
                                     bool are_codes, const Loops &loops, const float *p, float *o,
                                     const PrefetchSource &ahead) {
-  const int64_t together = are_codes ? 2 : 1;
+  const int pairs = are_codes ? 1 : 0;  // a shift: two values are a term of codes
   const int64_t columns = loops.wide.columns;
   const int64_t element = bytes_of(values.storage);
   const float *rows[max_tile_rows];
   Tile tile;
   tile.rows = rows;
   tile.next_rows = 0;
-  tile.column_stride = together * values.row_stride;
+  tile.column_stride = values.row_stride << pairs;
   tile.sums_stride = width;
   tile.chain = chunk_keys;
-  for (int64_t j = keys.begin & -together, end; j < keys.end; j = end) {
+  for (int64_t j = keys.begin >> pairs << pairs, end; j < keys.end; j = end) {
     const int64_t key_tile = key_tile_of(j);
     end = min(values.run_end[key_tile], keys.end);
     const bool is_ahead = ahead.has(key_tile) && width >= columns;
     if (is_ahead) end = min(end, ahead.tiles->run_end[key_tile]);
     // Rows past the last are computed and discarded.
-    for (int64_t r = 0; r < loops.wide.rows; ++r) rows[r] = p + r * score_stride + j / together;
+    for (int64_t r = 0; r < loops.wide.rows; ++r) rows[r] = p + r * score_stride + (j >> pairs);
     tile.columns[0] =
         static_cast<const char *>(values.at[key_tile]) + lane_of(j) * values.row_stride * element;
     tile.sums[0] = o;
-    tile.terms = (end - j + together - 1) / together;
+    tile.terms = (end - j + pairs) >> pairs;
     tile.mode = j > keys.begin ? Sums::extend : Sums::replace;
     const int64_t ahead_bytes = ahead.bytes * (key_tile_of(end + tile_keys - 1) - key_tile);
     tile.prefetch = no_prefetch(p);
