@@ -242,8 +242,8 @@ MHA_INLINE void exp_of_tiles(float *s, V factor, V maximum, V (&partial_sums)[ti
 // scales of the values, and *most becomes the greatest of the magnitudes, or infinity if one of
 // them is not finite.
 template <class V, bool is_weighted>
-MHA_NOINLINE float exp_of_row(Range tiles, float factor, float maximum, const KeyTiles *of_values,
-                              float *scores, float *most) {
+MHA_INLINE float exp_of_row(Range tiles, float factor, float maximum, const KeyTiles *of_values,
+                            float *scores, float *most) {
   constexpr int vectors = tile_keys / V::size;
   constexpr int at_once = static_cast<int>(max(1, TileShape<V::size>::exp_vectors / vectors));
   const V every_factor = all<V>(factor), every_maximum = all<V>(maximum), zero = all<V>(0.0f);
@@ -270,6 +270,13 @@ MHA_NOINLINE float exp_of_row(Range tiles, float factor, float maximum, const Ke
   if constexpr (is_weighted)
     *most = greatest(max_of(value_if_nan(zero_or_nan, all<V>(infinity)), magnitude));
   return sum16(partial_sums);
+}
+
+// The softmax calls it: one loop has all the registers then, and the other keeps its constants.
+template <class V>
+MHA_NOINLINE float weighted_exp_of_row(Range tiles, float factor, float maximum,
+                                       const KeyTiles *of_values, float *scores, float *most) {
+  return exp_of_row<V, true>(tiles, factor, maximum, of_values, scores, most);
 }
 
 // The greatest score of a row with some tiles. has_scales: scores are multiplied by the scales of
@@ -320,12 +327,16 @@ MHA_NOINLINE void softmax(Range tiles, const Range *keys, const KeyTiles *of_key
     if (!of_keys) m[r] = m[r] * factor;
   }
   const float left = of_keys ? 1.0f : factor;
-  for (int64_t r = 0; r < rows; ++r, scores += score_stride) {
-    // If no score is above -infinity, any finite maximum will do: exp gives 0 for the keys that are
-    // left out, and NaN for a NaN.
-    const float maximum = m[r] == -infinity ? 0.0f : m[r];
-    l[r] = of_values ? exp_of_row<V, true>(tiles, left, maximum, of_values, scores, most + r)
-                     : exp_of_row<V, false>(tiles, left, maximum, nullptr, scores, nullptr);
+  // If no score is above -infinity, any finite maximum will do: exp gives 0 for the keys that are
+  // left out, and NaN for a NaN.
+  const auto maximum_of = [m](int64_t r) MHA_INLINED { return m[r] == -infinity ? 0.0f : m[r]; };
+  for (int64_t r = 0; of_values && r < rows; ++r) {
+    l[r] = weighted_exp_of_row<V>(tiles, left, maximum_of(r), of_values, scores + r * score_stride,
+                                  most + r);
+  }
+  for (int64_t r = 0; !of_values && r < rows; ++r) {
+    l[r] = exp_of_row<V, false>(tiles, left, maximum_of(r), nullptr, scores + r * score_stride,
+                                nullptr);
   }
 }
 
