@@ -61,8 +61,8 @@ std::vector<double> RoundingOf(Storage type, bool are_keys, const std::vector<fl
 }
 
 // The context over a cache of these types that was given the keys and values.
-std::vector<float> AttendOverACache(const AttentionProblem &problem, Storage k_type,
-                                    Storage v_type) {
+std::vector<float> AttendOverACache(AttentionProblem problem, Storage k_type, Storage v_type,
+                                    bool in_integers = false) {
   AttentionProblem stored = problem;
   stored.k_type = k_type, stored.v_type = v_type;
   Cache cache(CacheConfigOf(stored, {MHA_CACHE_KIND_CONTIGUOUS, 0}, 1, problem.n_kv));
@@ -71,6 +71,7 @@ std::vector<float> AttendOverACache(const AttentionProblem &problem, Storage k_t
   call.asked = kAskNothing;
   call.cache.cache = cache.get();
   call.cache.read = true;
+  problem.is_in_integers = in_integers;
   return Attend(problem, call).y;
 }
 
@@ -169,6 +170,30 @@ TEST(Accuracy, OfEachTypeOfKeysAndValuesIsWhatItsRoundingAllows) {
         last = error;
       }
       std::printf("\n");
+    }
+  }
+}
+
+// Each weight is rounded by half a 32767th of the greatest at most, by 1 / sqrt(12) of a step in
+// the mean square; so is each number of a query. Of 256 keys that is 16 / (32767 * sqrt(12))
+// = 1.4e-4 of the greatest weight, and the context is no less than this times a value, in the mean
+// square.
+TEST(Accuracy, OfIntegersIsThatOfTheCache) {
+  for (const int64_t head_dim : {64, 128}) {
+    for (const bool has_outliers : {false, true}) {
+      const AttentionProblem problem = Problem(head_dim, has_outliers);
+      for (const Storage v_type : {Storage::kInt8, Storage::kInt4}) {
+        const std::vector<float> expected = AttendOverACache(problem, Storage::kInt8, v_type),
+                                 context = AttendOverACache(problem, Storage::kInt8, v_type, true);
+        double error = 0, size = 0;
+        for (size_t i = 0; i < context.size(); i++) {
+          error += std::pow(double{context[i]} - expected[i], 2);
+          size += std::pow(double{expected[i]}, 2);
+        }
+        EXPECT_GT(error, 0);
+        EXPECT_LE(std::sqrt(error / size), 2.5e-4)
+            << NameOf(v_type) << " head_dim " << head_dim << (has_outliers ? " outliers" : "");
+      }
     }
   }
 }

@@ -51,12 +51,26 @@ void ExpectWithinBound(const char *name, const std::vector<float> &actual,
 const Space &BoundedOptions() {
   static const Space space = [] {
     std::vector<std::string> refusals = Refusals();
-    for (const char *refusal :
-         {"values=!normal", "scale=given", "bias_values=!finite", "q_start=far|far_before",
-          "rope=!none", "context_norm=!none", "norm=!none entry=!attention", "cache=!none",
-          "weight_type=!f32", "packed=yes", "batch=!1", "q_lengths=!no", "q_first=!no",
-          "kv_lengths=ragged|empty", "kv_start=yes", "calls=!one", "unread=!ordinary",
-          "head_scales=far", "alibi_slopes=far"}) {
+    for (const char *refusal : {"values=!normal",
+                                "scale=given",
+                                "bias_values=!finite",
+                                "q_start=far|far_before",
+                                "rope=!none",
+                                "context_norm=!none",
+                                "norm=!none entry=!attention",
+                                "cache=!none",
+                                "attention_arithmetic=!f32",
+                                "weight_type=!f32",
+                                "packed=yes",
+                                "batch=!1",
+                                "q_lengths=!no",
+                                "q_first=!no",
+                                "kv_lengths=ragged|empty",
+                                "kv_start=yes",
+                                "calls=!one",
+                                "unread=!ordinary",
+                                "head_scales=far",
+                                "alibi_slopes=far"}) {
       refusals.push_back(refusal);
     }
     return SpaceWith(refusals);
