@@ -132,19 +132,18 @@ void place(const AttentionCall &call, unsigned char *workspace, AttentionArrays 
   arrays->new_values = has_rows ? rows_of(args.v) : StridedRows{};
   if (packs) {
     const int64_t positions = key_positions(call).value();
-    const auto packed = [&](int64_t offset, int64_t row_stride) {
+    const auto packed = [&](int64_t offset, bool are_keys, int64_t row_stride) {
       float *const base = reinterpret_cast<float *>(workspace + offset);
       if (stage.attention.request.is_in_integers)
-        return packed_codes_at(base, offset == call.packed_k, row_stride, positions,
-                               args.num_kv_heads, args.call.batch * args.num_kv_heads,
-                               stage.sequences.is_packed());
+        return packed_codes_at(base, are_keys, row_stride, positions, args.num_kv_heads,
+                               args.call.batch * args.num_kv_heads, stage.sequences.is_packed());
       return packed_floats(base, row_stride, positions * row_stride, positions, args.num_kv_heads,
                            stage.sequences.is_packed());
     };
-    arrays->k = packed(call.packed_k, stage.attention.request.is_in_integers
-                                          ? args.head_dim
-                                          : key_stride_of(args.head_dim));
-    arrays->v = packed(call.packed_v, stage.attention.plan.head_dim_v_padded);
+    arrays->k = packed(
+        call.packed_k, true,
+        stage.attention.request.is_in_integers ? args.head_dim : key_stride_of(args.head_dim));
+    arrays->v = packed(call.packed_v, false, stage.attention.plan.head_dim_v_padded);
   }
   arrays->gate = {};
   arrays->output = rows_of(args.output);

@@ -204,13 +204,13 @@ void place(const ForwardCall &call, unsigned char *memory, AttentionArrays *arra
   arrays->v = stage.attention.request.v;
   const int64_t v_width = stage.attention.plan.head_dim_v_padded;
   if (stage.attention.request.is_in_integers && !stage.sequences.cache) {
-    const auto packed = [&](int64_t offset, int64_t width) {
-      return packed_codes_at(reinterpret_cast<float *>(memory + offset), offset == call.k, width,
+    const auto packed = [&](int64_t offset, bool are_keys, int64_t width) {
+      return packed_codes_at(reinterpret_cast<float *>(memory + offset), are_keys, width,
                              key_tiles(call) * tile_keys, shape.num_kv_heads,
                              args.call.batch * shape.num_kv_heads, call.is_packed());
     };
-    arrays->k = packed(call.k, shape.head_dim);
-    arrays->v = packed(call.v, v_width);
+    arrays->k = packed(call.k, true, shape.head_dim);
+    arrays->v = packed(call.v, false, v_width);
   } else if (!stage.sequences.cache) {
     const int64_t positions = key_tiles(call) * tile_keys,
                   value_positions = call.is_packed() ? positions : args.call.n_kv;

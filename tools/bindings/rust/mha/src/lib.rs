@@ -29,7 +29,7 @@
 //! | `mha_partials_merge`, `mha_partials_finish` | [`partials_merge`], [`Attention::finish_partials`] |
 //! | `MHA_TYPE_*` | [`Type`] |
 //! | `MHA_FUNCTION_*` | [`Gate`] |
-//! | `MHA_ARITHMETIC_*` | [`Arithmetic`], [`LayerConfig::arithmetic`], [`Forward::attention_arithmetic`] |
+//! | `MHA_ARITHMETIC_*` | [`Arithmetic`], [`LayerConfig::arithmetic`], `attention_arithmetic` |
 //! | `mha_outputs` | [`Outputs`], [`Forward::lse`], [`Forward::attention_weights`], [`Attention::call_partials`] |
 //! | `mha_scheduler` | [`Scheduler`] |
 //! | `mha_error`, `mha_status` | [`Error`], [`ErrorKind`] |
