@@ -59,7 +59,7 @@
 #define MHA_VERSION_PATCH 0
 
 /* The arithmetic contract (src/kernels/CONTRACT.md). Within one number, bits never change. */
-#define MHA_CONTRACT 2
+#define MHA_CONTRACT 3
 
 /* Marks exported functions. On Windows, programs that use the DLL define MHA_SHARED. */
 #if defined(_WIN32) && defined(MHA_SHARED)

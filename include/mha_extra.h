@@ -18,7 +18,12 @@
 
 /* ---- How a layer computes ------------------------------------------------------------------- */
 
-/* Instruction sets. The last five add instructions for integer or BF16 arithmetic alone. */
+/*
+ * Instruction sets. The last six add instructions for integer or BF16 arithmetic alone. Linux has
+ * AMX for processes that asked for it, before they call this library, by
+ *
+ *     syscall(SYS_arch_prctl, 0x1023, 18);   (ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
+ */
 #define MHA_INSTRUCTION_SET_AUTO 0u          /* the best one that this machine has */
 #define MHA_INSTRUCTION_SET_SCALAR 1u        /* plain C++, on any machine; slow */
 #define MHA_INSTRUCTION_SET_AVX2 2u          /* x86-64 with AVX2, FMA and F16C */
@@ -29,6 +34,7 @@
 #define MHA_INSTRUCTION_SET_NEON_DOTPROD 7u  /* NEON with FEAT_DotProd; on Linux only */
 #define MHA_INSTRUCTION_SET_NEON_I8MM 8u     /* NEON_DOTPROD with FEAT_I8MM; on Linux only */
 #define MHA_INSTRUCTION_SET_AVX512_BF16 9u   /* AVX512_VNNI with AVX-512 BF16 */
+#define MHA_INSTRUCTION_SET_AVX512_AMX 10u   /* AVX512_VNNI with AMX for BF16; on Linux only */
 
 /* Returns the sets that this build has and this machine runs: bit 1u << MHA_INSTRUCTION_SET_X. */
 MHA_API uint32_t mha_instruction_sets(void);

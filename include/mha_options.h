@@ -54,8 +54,8 @@
  * of integers are summed exactly. An input number that is not finite makes its row NaN.
  *
  * BF16 needs BF16 weights. It rounds input rows to BF16, takes numbers below 2^-50 in magnitude for
- * 0, and sums products in float. An instruction of MHA_INSTRUCTION_SET_AVX512_BF16 multiplies twice
- * as many numbers as one of float; other sets take as long as with F32, with the same bits.
+ * 0, and sums products in float. With MHA_INSTRUCTION_SET_AVX512_AMX that is several times as fast
+ * as F32; other sets take about as long, with the same bits.
  *
  * Attention (mha_call.attention_arithmetic) computes in F32 or INT16. With INT16, keys are INT8 and
  * values INT8 or INT4: those of a cache, or the call's, which are rounded to INT8 as a cache would

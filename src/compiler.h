@@ -79,6 +79,7 @@
 #define MHA_LIKELY(condition) __builtin_expect(condition, true)
 #define MHA_MEMCPY __builtin_memcpy
 #define MHA_MEMSET __builtin_memset
+#define MHA_FINISH_STORES() __asm__ volatile("" ::: "memory")  // for loads it does not know of
 #define MHA_PREFETCH(p) __builtin_prefetch(p)           // into the first level of the cache
 #define MHA_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2)  // into the second
 
@@ -130,6 +131,7 @@
 #define MHA_LIKELY(condition) (condition)
 #define MHA_MEMCPY memcpy
 #define MHA_MEMSET memset
+#define MHA_FINISH_STORES()
 
 #define MHA_INFINITY std::numeric_limits<float>::infinity()
 #define MHA_NAN std::numeric_limits<float>::quiet_NaN()

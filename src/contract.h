@@ -19,6 +19,7 @@ constexpr int64_t tile_keys = 16;
 // weights whose offsets are multiplied in one chain (4), inputs whose scales share a factor (2),
 // and the largest block of H (2).
 constexpr int64_t dot_block = 256;
+constexpr int64_t bf16_step = 32;  // terms of two chains in bf16 arithmetic
 constexpr int64_t score_block = 32;
 constexpr int64_t score_pairs = 256;
 constexpr int64_t chunk_keys = 256;

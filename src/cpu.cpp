@@ -11,6 +11,10 @@
 #if !defined(_MSC_VER)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -66,8 +70,20 @@ Registers cpuid(int leaf, int part) {
 #endif
   return {r[0], r[1], r[2], r[3]};
 }
+constexpr int amx_bf16_tile = 1 << 22 | 1 << 24;  // of edx of leaf 7
 // Whether all of the bits are set.
 bool has_bits(uint64_t x, uint64_t bits) { return (x & bits) == bits; }
+
+#if defined(__linux__) && (defined(MHA_HAS_AVX512_AMX) || defined(MHA_HAS_ALL_x86_64))
+#define MHA_HAS_AMX
+// Linux has the registers of AMX for processes that asked for them, as mha_extra.h says.
+bool may_use_tiles() {
+  constexpr int get_permission = 0x1022, tiles = 18;  // ARCH_GET_XCOMP_PERM, XFEATURE_XTILEDATA
+  uint64_t permitted = 0;
+  return syscall(SYS_arch_prctl, get_permission, &permitted) == 0 &&
+         has_bits(permitted, uint64_t{1} << tiles);
+}
+#endif
 #elif defined(__aarch64__) && defined(__APPLE__)
 bool has_feature(const char *name) {
   int value = 0;
@@ -80,8 +96,8 @@ bool has_feature(const char *name) {
 //
 // On x86, detection stops where a level is missing. XCR0, which _xgetbv reads, has bits for the
 // registers that the system saves: 0x6 for those of AVX, and 0xe6 with the masks and the
-// upper registers of AVX-512. AArch64 always has NEON, and its systems tell of the extensions. On a
-// system that is not named here, the extensions count as missing.
+// upper registers of AVX-512, and 0x60000 for AMX's. AArch64 always has NEON, and its systems tell
+// of the extensions. On a system that is not named here, the extensions count as missing.
 MHA_READS_XCR uint32_t ask_machine() {
   uint32_t sets = bit(MHA_INSTRUCTION_SET_SCALAR);
 #if defined(MHA_X86_64)
@@ -111,12 +127,19 @@ MHA_READS_XCR uint32_t ask_machine() {
 #if defined(MHA_EMULATES_BF16)
   const bool has_bf16 = true;
 #else
+  // Processors with AMX start one vdpbf16ps in two cycles, and four multiply-adds of floats, which
+  // are twice as many products.
   constexpr int avx512_bf16 = 1 << 5;  // of eax of leaf 7 part 1
-  const bool has_bf16 = has_bits(leaf7_part1, avx512_bf16);
+  const bool has_bf16 = has_bits(leaf7_part1, avx512_bf16) && !has_bits(leaf7.edx, amx_bf16_tile);
 #endif
   // A processor that computed other bits would not have the set.
   if (has_bits(leaf7.ecx, vnni) && has_bf16 && pairs_avx512_bf16.is_as_defined())
     sets |= bit(MHA_INSTRUCTION_SET_AVX512_BF16);
+#endif
+#if defined(MHA_HAS_AMX)
+  if (has_bits(leaf7.ecx, vnni) && has_bits(leaf7.edx, amx_bf16_tile) && has_bits(saved, 0x60000) &&
+      may_use_tiles() && pairs_avx512_amx.is_as_defined())
+    sets |= bit(MHA_INSTRUCTION_SET_AVX512_AMX);
 #endif
 #elif defined(__aarch64__)
   sets |= bit(MHA_INSTRUCTION_SET_NEON);

@@ -133,10 +133,9 @@ inline uint16_t bf16_of(float x) {
 }
 
 // As a factor of bf16 arithmetic (CONTRACT.md, section 4), where numbers below 2^-50 are 0: no sum
-// of products is then subnormal, which is all that AVX-512's instruction would take for 0.
-inline uint16_t bf16_factor_of(float x) {
+// of products is then subnormal, which is all that x86-64's instructions would take for 0.
+inline uint16_t bf16_factor_of(uint16_t bits) {
   constexpr uint16_t least = 0x2680u;  // 2^-50
-  const uint16_t bits = bf16_of(x);
   return (bits & 0x7fffu) < least ? uint16_t{0} : bits;
 }
 

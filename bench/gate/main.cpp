@@ -20,6 +20,7 @@
 #include "bench/clock.h"
 #include "bench/slots.h"
 #include "calls.h"
+#include "tests/support/amx.h"
 
 // valgrind counts from where this function begins to where it ends. It has a name that valgrind can
 // find, and no copy elsewhere.

@@ -9,6 +9,7 @@
 #include <future>
 #include <vector>
 
+#include "../../tests/support/amx.h"
 #include "clock.h"
 #include "memory.h"
 #include "mha.h"

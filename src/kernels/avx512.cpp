@@ -20,5 +20,9 @@ constexpr const ProductKernels *best_codes = &own_codes;
 constexpr Kernels kernels_avx512_bf16 =
     make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX512_BF16, best_codes, &pairs_avx512_bf16);
 #endif
+#if defined(MHA_HAS_AVX512_AMX) || defined(MHA_HAS_ALL_x86_64)
+constexpr Kernels kernels_avx512_amx =
+    make_kernels<Vector>(MHA_INSTRUCTION_SET_AVX512_AMX, best_codes, &pairs_avx512_amx);
+#endif
 }  // namespace mha
 #endif

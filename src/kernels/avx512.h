@@ -108,6 +108,16 @@ MHA_INLINE Vector second_of_pairs(Vector x) { return x & Vector(float_of(0xffff0
 MHA_INLINE Vector first_of_pairs(Vector x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 16));
 }
+#if defined(MHA_MULTIPLIES_PAIRS)
+// The first, or the second, numbers of two pairs: that of the earlier pair in the upper half.
+MHA_INLINE Vector firsts_of(Vector pair, Vector next) {
+  return first_of_pairs(pair) | (next & Vector(float_of(0xffffu)));
+}
+MHA_INLINE Vector seconds_of(Vector pair, Vector next) {
+  return second_of_pairs(pair) |
+         Vector(_mm512_castsi512_ps(_mm512_srli_epi32(_mm512_castps_si512(next), 16)));
+}
+#endif
 MHA_INLINE Vector widened(Stored<int8_t>, __m128i x) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x));
 }

@@ -42,11 +42,7 @@ MHA_INLINE Vector load<Vector>(const WordPair *p) {
 
 // Pairs of bf16 as floats of one kind, which each set has its way to make.
 template <>
-MHA_INLINE Vector load<Vector>(const FirstOfPair *p) {
-  return first_of_pairs(load<Vector>(reinterpret_cast<const float *>(p)));
-}
-template <>
-MHA_INLINE Vector load<Vector>(const SecondOfPair *p) {
+MHA_INLINE Vector load<Vector>(const Bf16Pair *p) {
   return second_of_pairs(load<Vector>(reinterpret_cast<const float *>(p)));
 }
 

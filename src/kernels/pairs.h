@@ -1,5 +1,5 @@
-// Products of pairs of bf16 as the contract defines them (CONTRACT.md, section 4), and whether an
-// instruction computes the same.
+// Whether an instruction adds products of pairs of bf16 as the contract defines them (CONTRACT.md,
+// section 4).
 #pragma once
 
 #include "elements.h"
@@ -7,44 +7,38 @@
 namespace mha {
 namespace {
 
-// sum + the products of the second numbers, and then of the first.
-template <class V>
-MHA_INLINE V plus_product_as_defined(V x, V w, V sum) {
-  sum = mul_add(second_of_pairs(x), second_of_pairs(w), sum);
-  return mul_add(first_of_pairs(x), first_of_pairs(w), sum);
-}
-
-// Tries out some hundred sums of pairs, of numbers from a generator: in even chains of magnitudes
-// near 1, whose sums are rounded, in odd ones of any magnitude, with zeros, infinities and NaN. The
-// payload of a NaN may differ.
-template <class Plus>
-MHA_NOINLINE bool is_as_defined(Plus plus) {
-  constexpr int lanes = Vector::size, chains = 512 / lanes, terms = 8;
+// Tries out steps of numbers from a generator: in even trials of magnitudes near 1, whose sums are
+// rounded, in odd ones of any magnitude, with zeros, infinities and NaN. The payload of a NaN may
+// differ. add_step(x, w, sums) adds the products of the 16 pairs x[i] and w[i][lane] to sums[lane].
+template <class AddStep>
+MHA_NOINLINE bool is_as_defined(AddStep add_step) {
+  constexpr int lanes = Vector::size, pairs = bf16_step / 2, trials = 128 / lanes;
   uint64_t state = 1;
-  for (int chain = 0; chain < chains; ++chain) {
-    Vector sum = all<Vector>(0.0f), defined = sum;
-    for (int term = 0; term < terms; ++term) {
-      alignas(64) float pairs[2][lanes];
-      for (auto &factors : pairs) {
-        for (float &pair : factors) {
-          uint32_t bits = 0;
-          for (int i = 0; i < 2; ++i) {
-            state = state * 6364136223846793005u + 1442695040888963407u;  // Knuth's MMIX
-            const uint32_t any = static_cast<uint32_t>(state >> 40) & 0xffffu,
-                           near = (any & 0x81ffu) | 0x3e00u;  // 2^-3 .. 2
-            bits = bits << 16 |
-                   bf16_factor_of(f32_of_bf16(static_cast<uint16_t>(chain % 2 == 0 ? near : any)));
-          }
-          pair = float_of(bits);
+  for (int trial = 0; trial < trials; ++trial) {
+    alignas(64) float sums[2][lanes] = {};
+    for (int step = 0; step < 2; ++step) {
+      alignas(64) float numbers[pairs * (lanes + 1)];
+      for (float &pair : numbers) {
+        uint32_t bits = 0;
+        for (int i = 0; i < 2; ++i) {
+          state = state * 6364136223846793005u + 1442695040888963407u;  // Knuth's MMIX
+          const uint32_t any = static_cast<uint32_t>(state >> 40) & 0xffffu,
+                         near = (any & 0x83ffu) | 0x3c00u;  // 2^-7 .. 2
+          bits = bits << 16 | bf16_factor_of(static_cast<uint16_t>(trial % 2 == 0 ? near : any));
         }
+        pair = float_of(bits);
       }
-      const Vector x = load<Vector>(pairs[0]), w = load<Vector>(pairs[1]);
-      sum = plus(x, w, sum);
-      defined = plus_product_as_defined(x, w, defined);
+      const float *const w = numbers, *const x = numbers + pairs * lanes;
+      add_step(x, w, sums[0]);
+      Vector even = all<Vector>(0.0f), odd = even;
+      for (int i = 0; i < pairs; ++i) {
+        const Vector x_pair = all<Vector>(x[i]), w_pair = load<Vector>(w + i * lanes);
+        even = mul_add(first_of_pairs(x_pair), first_of_pairs(w_pair), even);
+        odd = mul_add(second_of_pairs(x_pair), second_of_pairs(w_pair), odd);
+      }
+      store(sums[1], load<Vector>(sums[1]) + (even + odd));
     }
-    alignas(64) float sums[2][lanes];
-    store(sums[0], canonical_nan(sum));
-    store(sums[1], canonical_nan(defined));
+    for (auto &each : sums) store(each, canonical_nan(load<Vector>(each)));
     for (int i = 0; i < lanes; ++i) {
       if (bits_of(sums[0][i]) != bits_of(sums[1][i])) return false;
     }

@@ -100,14 +100,32 @@ inline void widen_codes(const Int4 *from, int64_t terms, float *to) {
 }
 #endif
 
-// Widens pairs of terms of bf16 to [term][48], the second of each pair first, in which order they
-// are multiplied.
-inline void widen_pairs(const Bf16Pair *from, int64_t terms, float *to) {
-  for (int64_t k = 0; k < terms; k += 2, from += panel_columns, to += 2 * panel_columns) {
-    for (int64_t i = 0; i < panel_columns; i += Vector::size) {
-      store(to + i, load<Vector>(reinterpret_cast<const SecondOfPair *>(from + i)));
-      store(to + panel_columns + i, load<Vector>(reinterpret_cast<const FirstOfPair *>(from + i)));
+// Bf16 arithmetic multiplies the first numbers of the pairs of a step, which are one chain, and
+// then the second ones. Where an instruction multiplies two numbers of a chain, these are the terms
+// of the loops over floats, which then add both products.
+constexpr int64_t numbers_of_term = multiplies_pairs ? 2 : 1;
+
+// Writes pairs of terms of bf16 as the loops multiply them, [step][2 chains][term][48], with 0
+// after the last one of a step.
+inline void widen_pairs(const Bf16Pair *from, int64_t pairs, float *to) {
+  constexpr int64_t second = bf16_step / 2 / numbers_of_term * panel_columns;
+  for (; pairs > 0; pairs -= bf16_step / 2, to += second) {
+    for (int64_t i = 0; i < bf16_step / 2; i += numbers_of_term) {
+      for (int64_t c = 0; c < panel_columns; c += Vector::size, to += Vector::size) {
+        const auto pair = [&](int64_t n) MHA_INLINED {
+          return n < pairs ? load(reinterpret_cast<const float *>(from + n * panel_columns + c))
+                           : all(0.0f);
+        };
+#if defined(MHA_MULTIPLIES_PAIRS)
+        store(to, firsts_of(pair(i), pair(i + 1)));
+        store(to + second, seconds_of(pair(i), pair(i + 1)));
+#else
+        store(to, first_of_pairs(pair(i)));
+        store(to + second, second_of_pairs(pair(i)));
+#endif
+      }
     }
+    from += bf16_step / 2 * panel_columns;
   }
 }
 
@@ -281,6 +299,13 @@ MHA_INLINE void write_results(const Projection &p, int64_t row, int64_t num_rows
     write_columns(p.tap, p.x, row, num_rows, results, stride, first_column, num_columns);
 }
 
+// From one row made ready to the next.
+MHA_INLINE int64_t floats_of_row(const Projection &p) {
+  return p.arithmetic == Arithmetic::bf16
+             ? (p.depth + bf16_step - 1) / bf16_step * bf16_step / numbers_of_term
+             : p.depth + p.sums;
+}
+
 // The addresses of up to project_block_rows input rows. A tile may take more rows than are left:
 // the last row then stands in for those that are missing.
 struct RowBlock {
@@ -294,7 +319,7 @@ struct RowBlock {
     const float *const base = static_cast<const float *>(p.x.base);
     Cursor at = cursor_at(p.x, begin);
     for (int64_t r = 0; r < count; ++r) {
-      in[r] = given ? given + r * (p.depth + p.sums)
+      in[r] = given ? given + r * floats_of_row(p)
                     : base + at.sequence * p.x.batch_stride + at.row * p.x.row_stride;
       advance(p.x, &at, 1, r + 1 < count);
     }
@@ -314,9 +339,6 @@ MHA_INLINE int64_t next_tile_rows(int64_t left, int64_t most, bool may_lack_row)
 // The most bytes of weights that lie in a near cache, and in the third level.
 constexpr int64_t min_prefetch_bytes = 256 << 10, level3_weight_bytes = 3 << 20;
 constexpr int64_t own_prefetch_terms = 24;  // how far ahead two rows prefetch their own weights
-
-// Terms of a projection's chain. A pair counts as one term where the loops multiply pairs.
-constexpr int64_t block_of_dot = multiplies_pairs ? dot_block / 2 : dot_block;
 
 // Some terms of a panel, and what becomes of their products.
 struct PanelTerms {
@@ -401,6 +423,11 @@ MHA_NOINLINE inline void multiply_rows(const PanelTerms &panel, int64_t panels, 
   }
 }
 
+// Sets sums [count][stride] to +0.
+MHA_INLINE void clear_sums(int64_t count, int64_t stride, float *sums) {
+  for (int64_t i = 0; i < count * stride; i += Vector::size) store(sums + i, all(0.0f));
+}
+
 // Multiplies one row by the last columns of a matrix, as many strips of 16 side by side as the loop
 // over keys takes. Where fewer are left, the last strip is computed again.
 MHA_NOINLINE inline void multiply_last_columns(const StoredPanel &stored, const float *row,
@@ -432,13 +459,14 @@ MHA_NOINLINE inline void multiply_last_columns(const StoredPanel &stored, const 
 MHA_NOINLINE inline void project_panels(const Projection &p, const RowBlock &rows, bool is_widened,
                                         int64_t panel_begin, int64_t panel_end) {
   alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns],
-      widened[block_of_dot * panel_columns];
+      widened[dot_block * panel_columns];
   const bool are_pairs = p.arithmetic == Arithmetic::bf16;
   // How far away the weights are decides what is worth prefetching.
   const int64_t weight_bytes = p.depth * p.columns * bytes_of(p.storage);
   const bool prefetches = !is_widened && weight_bytes > min_prefetch_bytes;
   const bool is_far = prefetches && weight_bytes > level3_weight_bytes;
-  const int64_t at_once = Shape::panels_at_once(rows.count);
+  const bool has_rest = are_pairs && p.depth % bf16_step != 0;
+  const int64_t at_once = is_widened || has_rest ? 1 : Shape::panels_at_once(rows.count);
   constexpr int64_t last_columns = Shape::has_few_row_forms ? Shape::key_tiles(1) * tile_keys : 0;
   for (int64_t panel = panel_begin, panels; panel < panel_end; panel += panels) {
     const int64_t left = p.columns - panel * panel_columns;
@@ -451,28 +479,35 @@ MHA_NOINLINE inline void project_panels(const Projection &p, const RowBlock &row
     if constexpr (last_columns > 0) {
       if (ends) multiply_last_columns(stored, rows.in[0], p.depth, columns, sums);
     }
+    if (are_pairs) clear_sums(rows.count + RowBlock::spare, stride, sums);
     // All terms of the panel, 256 at a time; from the second time on they are added.
     for (int64_t k = 0, end; k < p.depth && !ends; k = end) {
-      end = min(p.depth, k + block_of_dot);
-      if (is_widened && are_pairs)
-        widen_pairs(stored.at<Bf16Pair>(k), end - k, widened);
+      end = min(p.depth, k + dot_block);
+      // What is left after whole steps is widened, with zeros.
+      if (are_pairs && end - k > bf16_step) end -= end % bf16_step;
+      const bool is_rest = are_pairs && end - k < bf16_step, are_floats = is_widened || is_rest;
+      const int64_t numbers = are_pairs ? numbers_of_term : 1;
+      if (are_floats && are_pairs)
+        widen_pairs(stored.at<Bf16Pair>(k), (end - k + 1) / 2, widened);
       else if (is_widened)
         widen(p.storage, stored.at<char>(k), (end - k) * panel_columns, widened);
       const PanelTerms terms = {
-          is_widened ? static_cast<const void *>(widened) : stored.at<char>(k),
-          is_widened ? Storage::f32 : p.storage,
-          are_pairs && !is_widened,
-          k,
-          end - k,
+          are_floats ? static_cast<const void *>(widened) : stored.at<char>(k),
+          are_floats ? Storage::f32 : p.storage,
+          are_pairs && !are_floats,
+          k / numbers,
+          (is_rest ? bf16_step : end - k) / numbers,
           columns,
-          k > 0 ? Sums::add : Sums::replace,
-          block_of_dot,
+          are_pairs ? Sums::add_halves
+          : k > 0   ? Sums::add
+                    : Sums::replace,
+          are_pairs ? bf16_step / 2 / numbers : dot_block,
           nullptr,
           Storage::f32,
           0,
           0};
-      multiply_rows(terms, panels, stored.bytes, rows.in, rows.count, sums, stride, prefetches,
-                    is_far);
+      multiply_rows(terms, panels, stored.bytes, rows.in, rows.count, sums, stride,
+                    prefetches && !is_rest, is_far && !is_rest);
     }
     finish_sums(stored, rows.count, columns, sums, stride);
     write_results(p, rows.first, rows.count, sums, stride, panel, panels);
@@ -490,10 +525,8 @@ MHA_NOINLINE inline int64_t project_in_step(const Projection &p, const RowBlock 
   alignas(64) float sums[4 * stride], block_sums[4 * stride];
   // A pass computes as many columns of each of the four panels as the loop takes, and prefetches
   // its share of the next slices.
-  const bool are_pairs = p.arithmetic == Arithmetic::bf16;
-  const Loop loop = loops_over_weights(rows.count, p.storage, are_pairs, true, true, false).wide;
-  const int64_t element = bytes_of(p.storage), column_bytes = are_pairs ? 2 * element : element,
-                passes = panel_columns / loop.columns;
+  const Loop loop = loops_over_weights(rows.count, p.storage, false, true, true, false).wide;
+  const int64_t element = bytes_of(p.storage), passes = panel_columns / loop.columns;
   const int64_t step = panel_columns * element / (passes * in_step),
                 pass_bytes = slice * in_step * step;
   Tile tile;
@@ -517,7 +550,7 @@ MHA_NOINLINE inline int64_t project_in_step(const Projection &p, const RowBlock 
       tile.mode = k % dot_block == 0 ? Sums::replace : Sums::extend;
       for (int64_t r = 0; r < loop.rows; ++r) from[r] = rows.in[r] + k;
       for (int64_t pass = 0; pass < passes; ++pass) {
-        tile.columns[0] = stored.at<char>(k) + pass * loop.columns * column_bytes;
+        tile.columns[0] = stored.at<char>(k) + pass * loop.columns * element;
         tile.sums[0] = block_sums + pass * loop.columns;
         tile.prefetch = {next + pass * pass_bytes, stored.bytes, step, 0};
         loop.run(tile);
@@ -683,9 +716,8 @@ MHA_NOINLINE inline void project_groups(const Projection &p, const RowBlock &row
     const int64_t left = p.columns - panel * panel_columns;
     panels = panel + at_once <= panel_end && at_once * panel_columns <= left ? at_once : 1;
     const int64_t stride = panels * panel_columns, columns = min(stride, left);
-    // Sums start with +0, since each group of terms is added with its scale.
-    for (int64_t i = 0; i < (rows.count + RowBlock::spare) * stride; i += Vector::size)
-      store(sums + i, all(0.0f));
+    // Each group of terms is added with its scale.
+    clear_sums(rows.count + RowBlock::spare, stride, sums);
     const bool is_multiplied = are_nibbles && panels == panels_of_one;
     if constexpr (multiplies_nibbles) {
       if (is_multiplied) multiply_nibbles<panels_of_one>(p, stored, rows.in[0], sums);
@@ -723,13 +755,13 @@ MHA_NOINLINE inline void project_groups(const Projection &p, const RowBlock &row
 // Multiplies a block of rows by panels without groups. Some of them may be left to project_in_step.
 MHA_NOINLINE inline void project_block(const Projection &p, const RowBlock &rows, int64_t panel,
                                        int64_t panel_end) {
-  const bool has_loops =
-      p.arithmetic == Arithmetic::bf16 ? has_loops_of_pairs : !has_loops_of_floats_alone<Vector>;
+  const bool are_pairs = p.arithmetic == Arithmetic::bf16,
+             has_loops = are_pairs ? has_loops_of_pairs : !has_loops_of_floats_alone<Vector>;
   const bool is_widened =
       p.storage != Storage::f32 && (!has_loops || rows.count > max_rows_widened_in_registers);
   if constexpr (Shape::has_few_row_forms) {
     const bool is_far = p.depth * p.columns * bytes_of(p.storage) > level3_weight_bytes;
-    if (is_far && rows.count >= 2 && rows.count <= 4)
+    if (is_far && !are_pairs && rows.count >= 2 && rows.count <= 4)
       panel = project_in_step(p, rows, panel, panel_end);
   }
   project_panels(p, rows, is_widened, panel, panel_end);
@@ -740,9 +772,9 @@ inline void project(const Projection &p, const void *ready, int64_t row_begin, i
                     int64_t panel_begin, int64_t panel_end) {
   const float *const given = static_cast<const float *>(ready);
   for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
-    const RowBlock rows(p, given ? given + (row - row_begin) * (p.depth + p.sums) : nullptr, row,
+    const RowBlock rows(p, given ? given + (row - row_begin) * floats_of_row(p) : nullptr, row,
                         row_end);
-    if (p.group != 0)
+    if (!multiplies_pairs && p.group != 0)
       project_groups(p, rows, panel_begin, panel_end);
     else
       project_block(p, rows, panel_begin, panel_end);
@@ -768,57 +800,40 @@ inline void widen_rows(const InputRows &x, int64_t row_begin, int64_t row_end, i
 
 // ---- Bf16 arithmetic
 //
-// Rows become factors first. Where an instruction multiplies pairs, rows are pairs as weights are,
-// and the loops over floats take each pair for a number. Elsewhere both become floats, the second
-// of each pair first, and the loops over floats compute what the instruction does.
+// Rows become factors first, of each step the even ones and then the odd ones, as widen_pairs
+// writes those of weights.
 
-// The pairs' `encode_rows`. A last term alone is followed by 0.
-MHA_NOINLINE inline void round_rows(const Projection &p, int64_t row_begin, int64_t row_end,
-                                    void *ready) {
-  constexpr int64_t at_once = 64;
-  char *to = static_cast<char *>(ready);
+// Calls write(row, k, factors) with the factors of 32 terms from k on, for each step of each row. 0
+// follows after the last term.
+template <class Write>
+MHA_INLINE void round_steps(const Projection &p, int64_t row_begin, int64_t row_end, Write write) {
   Cursor at = cursor_at(p.x, row_begin);
   for (int64_t row = row_begin; row < row_end; ++row) {
     const char *const from =
         element_at(p.x.base, p.x.storage, at.sequence * p.x.batch_stride + at.row * p.x.row_stride);
-    for (int64_t k = 0; k < p.depth; k += at_once) {
-      alignas(64) float numbers[at_once];
-      alignas(64) uint16_t factors[at_once];
-      const int64_t terms = min(at_once, p.depth - k), pairs = (terms + 1) / 2;
-      widen(p.x.storage, element_at(from, p.x.storage, k), terms, numbers);
-      MHA_MEMSET(numbers + terms, 0, static_cast<size_t>(at_once - terms) * sizeof(float));
-      for (int64_t i = 0; i < at_once; ++i) factors[i] = bf16_factor_of(numbers[i]);
-      if constexpr (multiplies_pairs) {
-        MHA_MEMCPY(to, factors, static_cast<size_t>(pairs) * sizeof(Bf16Pair));
-        to += pairs * static_cast<int64_t>(sizeof(Bf16Pair));
-      } else {
-        for (int64_t i = 0; i < at_once; i += 2) {
-          numbers[i] = f32_of_bf16(factors[i + 1]);
-          numbers[i + 1] = f32_of_bf16(factors[i]);
-        }
-        MHA_MEMCPY(to, numbers, static_cast<size_t>(pairs) * 2 * sizeof(float));
-        to += pairs * 2 * static_cast<int64_t>(sizeof(float));
-      }
+    for (int64_t k = 0; k < p.depth; k += bf16_step) {
+      alignas(64) float numbers[bf16_step] = {};
+      alignas(64) uint16_t factors[bf16_step];
+      widen(p.x.storage, element_at(from, p.x.storage, k), min(bf16_step, p.depth - k), numbers);
+      narrow(Storage::bf16, numbers, bf16_step, factors);
+      for (uint16_t &factor : factors) factor = bf16_factor_of(factor);
+      write(row - row_begin, k, factors);
     }
     advance(p.x, &at, 1, row + 1 < row_end);
   }
 }
 
-// The pairs' `project`. rows: what round_rows has made of the input rows.
-MHA_NOINLINE inline void project_pairs(const Projection &p, const void *ready, int64_t row_begin,
-                                       int64_t row_end, int64_t panel_begin, int64_t panel_end) {
-  Projection of_loops = p;
-  of_loops.depth += of_loops.depth % 2;
-  if (multiplies_pairs) {
-    of_loops.depth /= 2;
-    of_loops.storage = Storage::f32;
-    of_loops.arithmetic = Arithmetic::f32;
-  }
-  const float *const given = static_cast<const float *>(ready);
-  for (int64_t row = row_begin; row < row_end; row += project_block_rows) {
-    const RowBlock rows(of_loops, given + (row - row_begin) * of_loops.depth, row, row_end);
-    project_block(of_loops, rows, panel_begin, panel_end);
-  }
+// The pairs' `encode_rows`: rows as the loops multiply them, [step][2 chains][term].
+MHA_NOINLINE inline void round_rows(const Projection &p, int64_t row_begin, int64_t row_end,
+                                    void *ready) {
+  float *to = static_cast<float *>(ready);
+  round_steps(p, row_begin, row_end, [&](int64_t, int64_t, const uint16_t *factors) {
+    for (int64_t first = 0; first < 2; ++first) {
+      // Of two numbers of a chain, the instruction multiplies the one in the upper half first.
+      for (int64_t i = first; i < bf16_step; i += 2 * numbers_of_term)
+        *to++ = float_of(uint32_t{factors[i]} << 16 | (multiplies_pairs ? factors[i + 2] : 0u));
+    }
+  });
 }
 
 // The kernels' `finish_rows`: the second half of project, for a product that a BLAS has made.

@@ -24,15 +24,8 @@ struct Int4 {
   uint8_t bits;
 };
 
-// Two terms of a column of weights for bf16 arithmetic, the earlier one in the low half; and such a
-// pair as one of the two.
+// Two terms of a column of weights for bf16 arithmetic, the earlier one in the low half.
 struct Bf16Pair {
-  uint32_t bits;
-};
-struct FirstOfPair {
-  uint32_t bits;
-};
-struct SecondOfPair {
   uint32_t bits;
 };
 
@@ -83,9 +76,7 @@ MHA_INLINE V load(const Bf16 *p);
 template <class V>
 MHA_INLINE V load(const int8_t *p);
 template <class V>
-MHA_INLINE V load(const FirstOfPair *p);
-template <class V>
-MHA_INLINE V load(const SecondOfPair *p);
+MHA_INLINE V load(const Bf16Pair *p);  // the later terms
 template <class V>
 MHA_INLINE V load(const WordPair *p);
 
@@ -168,14 +159,6 @@ MHA_INLINE Scalar load<Scalar>(const Bf16 *p) {
 }
 MHA_INLINE Scalar first_of_pairs(Scalar x) { return {float_of(bits_of(x.x) << 16)}; }
 MHA_INLINE Scalar second_of_pairs(Scalar x) { return {float_of(bits_of(x.x) & 0xffff0000u)}; }
-template <>
-MHA_INLINE Scalar load<Scalar>(const FirstOfPair *p) {
-  return first_of_pairs(Scalar{float_of(p->bits)});
-}
-template <>
-MHA_INLINE Scalar load<Scalar>(const SecondOfPair *p) {
-  return second_of_pairs(Scalar{float_of(p->bits)});
-}
 template <>
 MHA_INLINE Scalar load<Scalar>(const int8_t *p) {
   return {static_cast<float>(*p)};

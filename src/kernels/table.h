@@ -19,7 +19,7 @@ namespace {
 // Products by the instructions that every processor of the set has. Files such as
 // avx2_vnni.cpp compile them once more for newer processors.
 constexpr ProductKernels own_codes = {encode_rows, project_codes, nullptr, nullptr};
-constexpr ProductKernels own_pairs = {round_rows, project_pairs, nullptr, nullptr};
+constexpr ProductKernels own_pairs = {round_rows, project, nullptr, nullptr};
 
 // The table of one instruction set, whose vector V is.
 //

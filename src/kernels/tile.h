@@ -124,7 +124,7 @@ template <class Element, class V>
 MHA_INLINE void add_to(V *sum, V multiplier, V column) {
   if constexpr (are_words<Element>)
     add_words(multiplier, column, sum);
-  else if constexpr (is_same<Element, FirstOfPair> || is_same<Element, SecondOfPair>)
+  else if constexpr (is_same<Element, Bf16Pair>)
     add_product(column, multiplier, 0, sum);
   else
     *sum = plus_product(multiplier, column, *sum);
@@ -221,6 +221,11 @@ MHA_NOCLONE void multiply(const Tile &tile) {
       (B == 1 ? panel_columns % (C * lanes) == 0 : C * lanes == panel_columns) &&
       (is_same<Element, int8_t> ||
        (B == 1 && is_same<Element, Int4Number<Vector>> && streams == 0));
+  // Only floats that pairs were widened to, and pairs of a panel or of panels side by side.
+  constexpr bool may_be_halved =
+      is_same<Element, Bf16Pair> ||
+      (is_same<Element, float> && B == 1 && panel_columns % (C * lanes) == 0 && streams == 0);
+  alignas(64) float halves[may_be_halved ? R * N * lanes : 1];
   // The shape of a tile may tell what it multiplies by: only a panel has strips of 3 vectors or a
   // multiple, and only keys are tiles side by side for several rows. Then the stride is a constant.
   constexpr int64_t together = is_same<Element, KeyCode> ? 2 : 1,
@@ -262,6 +267,7 @@ MHA_NOCLONE void multiply(const Tile &tile) {
     const float *rows[R];
     MHA_EACH(r, R) rows[r] = list[r];
     int64_t k = 0, at = 0;
+    bool is_second = false;  // of two halves
     const char *scales = tile.scales;
     do {
       // One chain: load what the sums start with, add its terms, and store the sums.
@@ -275,6 +281,17 @@ MHA_NOCLONE void multiply(const Tile &tile) {
                    });
       reorder<Element, C, true>(acc);
       const int64_t begin = k;
+      const Element *numbers[B];
+      MHA_EACH(b, B) numbers[b] = columns[b];
+      if constexpr (is_same<Element, Bf16Pair>) {
+        // One bf16 before a pair, its earlier term is the later one.
+        if (is_second)
+          at -= tile.chain * column_stride;
+        else
+          MHA_EACH(b, B)
+            numbers[b] = reinterpret_cast<const Element *>(
+                reinterpret_cast<const uint16_t *>(columns[b]) - 1);
+      }
       if constexpr (adds_in_passes<Vector, R, Element, streams>) {
         // One line to prefetch in a pass; where that is not enough, a line with each term.
         if (terms_in_pass * step <= cache_line_bytes) {
@@ -287,20 +304,7 @@ MHA_NOCLONE void multiply(const Tile &tile) {
       }
       for (; k < end; ++k, at += column_stride) {
         if constexpr (streams > 0) prefetch(1);
-        if constexpr (is_same<Element, Bf16Pair>) {
-          const SecondOfPair *seconds[B];
-          const FirstOfPair *firsts[B];
-          MHA_EACH(b, B) {
-            seconds[b] = reinterpret_cast<const SecondOfPair *>(columns[b]);
-            firsts[b] = reinterpret_cast<const FirstOfPair *>(columns[b]);
-          }
-          add_term<C>(rows, k, seconds, at, acc);
-          ++k;
-          if constexpr (streams > 0) prefetch(1);
-          add_term<C>(rows, k, firsts, at, acc);
-        } else {
-          add_term<C>(rows, k, columns, at, acc, column_stride / 2);
-        }
+        add_term<C>(rows, k, numbers, at, acc, column_stride / 2);
       }
       reorder<Element, C, false>(acc);
       if constexpr (are_words<Element>) {
@@ -319,6 +323,17 @@ MHA_NOCLONE void multiply(const Tile &tile) {
       // What the mode says happens to the finished chain. Codes in groups alone have scales; what
       // was widened before has one strip and is not prefetched.
       const Sums mode = opaque(tile.mode);
+      if (may_be_halved && mode == Sums::add_halves) {
+        MHA_EACH_PAIR(r, R, i, N) {
+          float *const half = halves + (r * N + i) * lanes;
+          if (is_second)
+            acc[r][i] = load(half) + acc[r][i];
+          else
+            store(half, acc[r][i]);
+        }
+        is_second = !is_second;
+        if (is_second) continue;
+      }
       if (may_be_scaled && mode == Sums::add_scaled) {
         alignas(64) float widened[N * lanes];
         const float *of_columns[B];
@@ -346,8 +361,8 @@ MHA_NOCLONE void multiply(const Tile &tile) {
           }
         });
         scales += panel_columns * (are_halves ? 2 : 4);
-      } else if (!are_words<Element> &&
-                 (mode == Sums::add || (mode == Sums::replace && opaque(begin) != 0))) {
+      } else if (!are_words<Element> && (mode == Sums::add || mode == Sums::add_halves ||
+                                         (mode == Sums::replace && opaque(begin) != 0))) {
         for_each_row(sums, sums_stride, [&](int r, float *const(&to)[B]) MHA_INLINED {
           MHA_EACH(i, N) acc[r][i] = load(to[i / C] + i % C * lanes) + acc[r][i];
         });

@@ -381,7 +381,7 @@ void pack_pairs(const Panel &panel, FloatBlock *block) {
     read_block(panel.source, k, panel.first, block);
     for (int64_t i = 0; i < block->terms; ++i) {
       for (int64_t c = 0; c < panel_columns; ++c)
-        to[(i / 2 * panel_columns + c) * 2 + i % 2] = bf16_factor_of(block->rows[i][c]);
+        to[(i / 2 * panel_columns + c) * 2 + i % 2] = bf16_factor_of(bf16_of(block->rows[i][c]));
     }
   }
 }

@@ -763,7 +763,7 @@ TEST(Ggml, MultipliesByWeightsOfBf16OnlyWhereThereAreInstructionsForIt) {
   const Tensor x(GGML_TYPE_F32, kInputs, kRows, 1, 1, true, &random);
   op.op = GGML_OP_MUL_MAT, op.flags = GGML_TENSOR_FLAG_COMPUTE, op.src[0] = &w;
   op.src[1] = const_cast<ggml_tensor *>(&x.ggml);
-  const bool is_packed = mha_instruction_sets() >> MHA_INSTRUCTION_SET_AVX512_BF16 & 1;
+  const bool is_packed = mha_instruction_sets() >> MHA_INSTRUCTION_SET_AVX512_BF16 & 3;
   EXPECT_EQ(std::memcmp(w.data, numbers.data(), bytes) != 0, is_packed);
   EXPECT_EQ(ggml_backend_buft_is_host(w.buffer->buft), !is_packed);
   EXPECT_EQ(device->iface.supports_op(device, &op), is_packed);

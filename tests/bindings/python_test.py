@@ -711,7 +711,7 @@ class Mha(unittest.TestCase):
         self.refused(TypeError, "residual", linear, x, residual, output_type="f16")
         self.refused(mha.Error, "mha_linear", linear.layer.forward, x)
 
-    def test_bf16_arithmetic_rounds_both_factors_and_adds_the_odd_one_of_a_pair_first(self):
+    def test_bf16_arithmetic_rounds_both_factors_and_sums_even_and_odd_ones_of_32_apart(self):
         def factors(*shape):  # of sizes whose sums are exact in double precision
             x = random.uniform(1, 2, shape) * 2.0 ** random.integers(-6, 6, shape)
             x = np.where(random.random(shape) < 0.5, -x, x).astype(np.float32)
@@ -722,13 +722,12 @@ class Mha(unittest.TestCase):
 
         inputs = 301
         (x, rounded_x, x_bits), (w, rounded_w, w_bits) = factors(7, inputs), factors(30, inputs)
-        b, y = np.arange(30, dtype=np.float32), None
-        for first in range(0, inputs, 256):
-            c = np.zeros((7, 30), np.float32)
-            for k in range(first, min(first + 256, inputs)):
-                k = min(k ^ 1, inputs - 1)
-                c = (c + np.outer(rounded_x[:, k], np.float64(rounded_w[:, k]))).astype(np.float32)
-            y = c if y is None else y + c
+        b, y = np.arange(30, dtype=np.float32), np.zeros((7, 30), np.float32)
+        for first in range(0, inputs, 32):
+            c = np.zeros((2, 7, 30), np.float32)
+            for k in range(first, min(first + 32, inputs)):
+                c[k % 2] += np.outer(rounded_x[:, k], np.float64(rounded_w[:, k]))
+            y += c[0] + c[1]
         w_bits = w_bits.astype(np.uint16)
         linear = mha.Linear(w, b, arithmetic="bf16")
         same(linear(x), y + b)

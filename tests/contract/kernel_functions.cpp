@@ -29,12 +29,16 @@ void there_and_back(const float *x, int64_t count, float *y) {
 CodeScale scale_of(float x, int32_t most) { return code_scale_of(bits_of(x) & 0x7fffffffu, most); }
 
 bool takes_pairs(int how) {
-  return is_as_defined([how](Vector x, Vector w, Vector sum) {
-    const Vector x0 = first_of_pairs(x), x1 = second_of_pairs(x), w0 = first_of_pairs(w),
-                 w1 = second_of_pairs(w);
-    return how == 0   ? mul_add(x0, w0, mul_add(x1, w1, sum))
-           : how == 1 ? mul_add(x1, w1, mul_add(x0, w0, sum))
-                      : sum + mul_add(x0, w0, x1 * w1);
+  return is_as_defined([how](const float *x, const float *w, float *sums) {
+    Vector even = all<Vector>(0.0f), odd = even;
+    for (int i = 0; i < bf16_step / 2; ++i, w += Vector::size) {
+      const Vector x_pair = all<Vector>(x[i]), w_pair = load<Vector>(w);
+      even = mul_add(first_of_pairs(x_pair), first_of_pairs(w_pair), even);
+      Vector &chain = how == 1 ? even : odd;
+      chain = mul_add(second_of_pairs(x_pair), second_of_pairs(w_pair), chain);
+    }
+    const Vector sum = load<Vector>(sums);
+    store(sums, how == 2 ? (sum + even) + odd : sum + (even + odd));
   });
 }
 

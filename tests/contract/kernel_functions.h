@@ -7,8 +7,8 @@
 
 using Map = void(const float *x, int64_t count, float *y);  // count: a multiple of 16
 
-// Whether the probe of an instruction for pairs of bf16 takes products as defined (0), in the other
-// order (1), or added to each other first (2).
+// Whether the probe of an instruction for pairs of bf16 takes products as defined (0), all in one
+// chain (1), or one chain after the other to the sum (2).
 using TakesPairs = bool(int how);
 
 struct KernelFunctions {

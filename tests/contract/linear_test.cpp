@@ -72,6 +72,23 @@ Memory Rows(uint32_t type, const std::vector<float> &x, int64_t rows, int64_t wi
   return InType(type, strided.data(), strided.size());
 }
 
+// x [rows, in] times W_O [in, out]. The workspace ends at an inaccessible page.
+std::vector<float> Product(const Layer &layer, const std::vector<float> &x, int64_t rows,
+                           int64_t out, const mha_scheduler *scheduler = nullptr) {
+  std::vector<float> y(rows * out, Unwritten());
+  mha_linear_args args = Zeroed<mha_linear_args>();
+  args.rows = rows;
+  args.x.data = x.data();
+  args.output.data = y.data();
+  args.scheduler = scheduler;
+  size_t bytes = 0;
+  mha_error error;
+  Check(mha_linear_workspace(layer.get(), &args, &bytes, &error), error);
+  Memory workspace(bytes, Place::kBeforeGuard);
+  Check(mha_linear(layer.get(), &args, workspace.data(), bytes, &error), error);
+  return y;
+}
+
 std::vector<float> RandomNumbers(Random *random, uint32_t type, int64_t count) {
   std::vector<float> x = random->Normals(count);
   if (random->Chance(0.2)) MakeSpecial(random, Values::kAny, 1, &x);
@@ -184,7 +201,7 @@ TEST_P(Linear, RandomProductsEqualTheSpecification) {
   }
 }
 
-// Many wide rows go by smaller blocks. The workspace ends at an inaccessible page.
+// Many wide rows go by smaller blocks.
 TEST_P(Linear, InIntegersOfManyWideRowsEqualsTheSpecification) {
   const int64_t in = 4160, out = 48;
   Random random(17);
@@ -193,27 +210,15 @@ TEST_P(Linear, InIntegersOfManyWideRowsEqualsTheSpecification) {
   spec::Fastest().store_weights(Stored::kInt8, w.data(), in, out, codes.data(), scales.data());
   LayerData linear = LinearData(w, {}, in, out, Stored::kInt8);
   linear.config.format.arithmetic = MHA_ARITHMETIC_INT16;
-  const mha_layer_options options = Options(instruction_set());
-  const Layer layer = Create(linear, &options);
+  const Layer layer = Create(linear, instruction_set());
   for (const int64_t rows : {73, 150}) {
     const std::vector<float> x = random.Normals(rows * in);
-    std::vector<float> y(rows * out), expected = y;
+    std::vector<float> expected(rows * out);
     spec::Fastest().linear(Stored::kInt8, Arithmetic::kInt16, x.data(), codes.data(), scales.data(),
                            nullptr, nullptr, rows, in, out, expected.data());
     for (const uint32_t threads : {1u, 3u}) {
       const Scheduler scheduler(threads, RunBackwards);
-      mha_linear_args args = Zeroed<mha_linear_args>();
-      args.rows = ExtentOf(rows);
-      args.x.data = x.data();
-      args.output.data = y.data();
-      args.scheduler = scheduler.get();
-      size_t bytes = 0;
-      mha_error error;
-      ASSERT_EQ(mha_linear_workspace(layer.get(), &args, &bytes, &error), MHA_OK) << error.message;
-      Memory workspace(bytes, Place::kBeforeGuard);
-      ASSERT_EQ(mha_linear(layer.get(), &args, workspace.data(), bytes, &error), MHA_OK)
-          << error.message;
-      EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0)
+      EXPECT_TRUE(SameBits(Product(layer, x, rows, out, scheduler.get()), expected))
           << rows << " rows, " << threads << " threads";
     }
   }
@@ -309,28 +314,71 @@ TEST(LinearCall, CostsItsProductAndItsRows) {
   }
 }
 
-TEST_P(Linear, InBf16TakesNumbersBelow2ToMinus50AsZero) {
-  const float numbers[] = {0x1p-50f, -0x1.fep-51f, -0x1.02p-50f, 0x1p-60f}, ones[] = {1, 1, 1, 1};
-  for (const bool are_rows : {true, false}) {
-    mha_linear_weights weights = Zeroed<mha_linear_weights>();
-    weights.input_dim = 1;
-    weights.output_dim = 4;
-    weights.w.data = are_rows ? ones : numbers;
-    weights.format.type = MHA_TYPE_BF16;
-    weights.format.arithmetic = MHA_ARITHMETIC_BF16;
-    const mha_layer_options options = Options(instruction_set());
-    mha_layer *layer;
-    mha_error error;
-    Check(mha_linear_create(&weights, &options, &layer, &error), error);
-    float y[16], workspace[256];
-    mha_linear_args args = Zeroed<mha_linear_args>();
-    args.rows = 4;
-    args.x.data = are_rows ? numbers : ones;
-    args.output.data = y;
-    Check(mha_linear(layer, &args, workspace, sizeof workspace, &error), error);
-    mha_layer_destroy(layer);
-    for (int n = 0; n < 4; n++)
-      EXPECT_EQ(y[are_rows ? 4 * n : n], n % 2 == 1 ? 0.0f : numbers[n]) << are_rows << n;
+class LinearInBf16 : public InstructionSetTest {
+ protected:
+  std::vector<float> ProductOf(const std::vector<float> &x, const std::vector<float> &w,
+                               int64_t rows, const mha_scheduler *scheduler = nullptr) const {
+    const auto in = static_cast<int64_t>(x.size()) / rows,
+               out = static_cast<int64_t>(w.size()) / in;
+    LayerData linear = LinearData(w, {}, in, out, Stored::kBf16);
+    linear.config.format.arithmetic = MHA_ARITHMETIC_BF16;
+    return Product(Create(linear, instruction_set()), x, rows, out, scheduler);
+  }
+};
+MHA_INSTANTIATE_FOR_ALL_INSTRUCTION_SETS(LinearInBf16);
+
+TEST_P(LinearInBf16, TakesNumbersBelow2ToMinus50AsZero) {
+  const std::vector<float> numbers = {0x1p-50f, -0x1.fep-51f, -0x1.02p-50f, 0x1p-60f},
+                           kept = {0x1p-50f, 0, -0x1.02p-50f, 0};
+  EXPECT_TRUE(SameBits(ProductOf(numbers, {1}, 4), kept));
+  EXPECT_TRUE(SameBits(ProductOf({1}, numbers, 1), kept));
+}
+
+// Beside 2^24, a one counts only where another is added to it first.
+TEST_P(LinearInBf16, SumsStepsOf32AsAChainOfEvenAndOneOfOddTerms) {
+  constexpr int64_t kTerms = 67, kColumns = 5;
+  const struct {
+    int64_t great;
+    std::vector<int64_t> ones;
+    float more;
+  } columns[kColumns] = {{0, {1, 3}, 2},            // two chains
+                         {0, {32, 33}, 2},          // which are added to each other first
+                         {0, {28, 30, 32, 34}, 2},  // where a step ends
+                         {32, {64, 65}, 2},         // the last step is a shorter one
+                         {64, {65, 66}, 0}};        // whose last term is even
+  std::vector<float> w(kTerms * kColumns);
+  for (int64_t n = 0; n < kColumns; n++) {
+    w[columns[n].great * kColumns + n] = 0x1p24f;
+    for (const int64_t k : columns[n].ones) w[k * kColumns + n] = 1;
+  }
+  for (const int64_t rows : {1, 2, 5, 17}) {
+    const std::vector<float> x(rows * kTerms, 1.0f), y = ProductOf(x, w, rows);
+    for (int64_t i = 0; i < rows * kColumns; i++)
+      EXPECT_EQ(y[i] - 0x1p24f, columns[i % kColumns].more) << rows << " rows, result " << i;
+  }
+}
+
+TEST_P(LinearInBf16, OfAnyShapeAndNumbersEqualsTheSpecification) {
+  Random random(31);
+  Sample sample;
+  const auto numbers = [&](int64_t count) {
+    return RandomValues(
+        &random, random.Pick({Values::kNormal, Values::kNormal, Values::kHuge, Values::kSpecial}),
+        count);
+  };
+  for (const int64_t rows : {1, 2, 5, 16, 17, 33, 150}) {
+    for (const int64_t in : {1, 2, 31, 32, 33, 64, 95, 257, 300}) {
+      for (const int64_t out : {1, 16, 47, 48, 49, 100}) {
+        if (!sample.Takes()) continue;
+        const std::vector<float> x = numbers(rows * in), w = numbers(in * out);
+        std::vector<float> expected(rows * out);
+        spec::Fastest().linear(Stored::kBf16, Arithmetic::kBf16, x.data(), w.data(), nullptr,
+                               nullptr, nullptr, rows, in, out, expected.data());
+        const Scheduler scheduler(static_cast<uint32_t>(random.Between(1, 3)), RunOnThreads);
+        ASSERT_TRUE(SameBits(ProductOf(x, w, rows, scheduler.get()), expected))
+            << rows << " rows, " << in << " inputs, " << out << " outputs";
+      }
+    }
   }
 }
 
@@ -352,14 +400,7 @@ TEST(LinearCall, OfALayerWithHeadsIsItsProjectionOfTheContext) {
   problem = NormalLayer(problem);
   const Layer layer = MakeLayer(problem);
   const Outputs outputs = Forward(layer.get(), problem);
-  std::vector<float> y(outputs.y.size());
-  mha_linear_args args = Zeroed<mha_linear_args>();
-  args.rows = 5;
-  args.x.data = outputs.context.data();
-  args.output.data = y.data();
-  mha_error error;
-  ASSERT_EQ(mha_linear(layer.get(), &args, nullptr, 0, &error), MHA_OK) << error.message;
-  EXPECT_TRUE(SameBits(y, outputs.y));
+  EXPECT_TRUE(SameBits(Product(layer, outputs.context, 5, 50), outputs.y));
 }
 
 TEST(LinearLayer, ServesEveryFunctionOfLayers) {

@@ -127,13 +127,14 @@ TEST_P(StoredWeights, OfLargeMatricesEqualTheSpecification) {
   Random random(3);
   LayerProblem problem = RandomProblem(&random, 4, 2049, 15, 1, 103, 5, 7);
   problem.is_causal = true;
-  for (const Stored stored : kWeightTypes) {
-    const Layer layer = Make(problem, stored);
-    const Outputs expected = Specify(Converted(problem, stored));
+  for (const WeightFormat &kind : kWeightFormats) {
+    problem.arithmetic = kind.arithmetic;
+    const Layer layer = Make(problem, kind.stored);
+    const Outputs expected = Specify(Converted(problem, kind.stored));
     for (const int64_t n : {1, 2, 3, 4}) {
       EXPECT_TRUE(SameBits(Forward(layer.get(), Slice(problem, 0, 0, n, n)),
                            Slice(expected, problem, problem.y_width(), 0, 0, n, n)))
-          << "type " << static_cast<uint32_t>(stored) << ", " << n << " rows";
+          << kind.name << ", " << n << " rows";
     }
   }
 }
@@ -145,17 +146,17 @@ TEST_P(StoredWeights, ForManyRowsAndThreadsEqualTheSpecification) {
     LayerProblem problem = RandomProblem(&random, n, 70, 2, 1, 40, 33, 60);
     problem.batch = n == 300 ? 1 : 2;
     problem.query = random.Normals(problem.batch * n * problem.query_dim);
-    for (const Stored stored : kWeightTypes) {
-      const Layer layer = Make(problem, stored);
-      const std::vector<float> expected = Specify(Converted(problem, stored)).y;
+    for (const WeightFormat &kind : kWeightFormats) {
+      problem.arithmetic = kind.arithmetic;
+      const Layer layer = Make(problem, kind.stored);
+      const std::vector<float> expected = Specify(Converted(problem, kind.stored)).y;
       for (const uint32_t threads : {1u, 3u}) {
         const Scheduler scheduler(threads, RunBackwards);
         LayerCall call;
         call.scheduler = scheduler.get();
         call.asked = threads == 1 ? kAskNothing : kAskAll;
         ASSERT_TRUE(SameBits("y", Forward(layer.get(), problem, call).y, expected))
-            << "type " << static_cast<uint32_t>(stored) << " " << threads << " threads "
-            << Describe(problem);
+            << kind.name << " " << threads << " threads " << Describe(problem);
       }
     }
   }

@@ -12,6 +12,7 @@
 #include <map>
 
 #include "interface/calls.h"
+#include "support/amx.h"
 
 namespace {
 
@@ -85,11 +86,14 @@ TEST(InstructionSets, AreOnlyThoseThatThisMachineRuns) {
       if (__builtin_cpu_supports("avx512vnni")) possible |= bit(MHA_INSTRUCTION_SET_AVX512_VNNI);
 #if defined(MHA_EMULATES_BF16)
       if (__builtin_cpu_supports("avx512vnni")) possible |= bit(MHA_INSTRUCTION_SET_AVX512_BF16);
-#else
-      if (__builtin_cpu_supports("avx512bf16")) possible |= bit(MHA_INSTRUCTION_SET_AVX512_BF16);
 #endif
     }
+    // Processors with AMX are slow at products of pairs of bf16.
     uint32_t eax = 0, ebx, ecx, edx;
+    const bool has_amx = __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx >> 22 & 1) != 0;
+    if (has_amx && support::has_amx) possible |= bit(MHA_INSTRUCTION_SET_AVX512_AMX);
+    if (!has_amx && __builtin_cpu_supports("avx512bf16"))
+      possible |= bit(MHA_INSTRUCTION_SET_AVX512_BF16);
     if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1) != 0)
       possible |= bit(MHA_INSTRUCTION_SET_AVX2_VNNI);
   }
@@ -105,7 +109,9 @@ TEST(InstructionSets, AreOnlyThoseThatThisMachineRuns) {
 #endif
   EXPECT_EQ(sets & ~possible, 0u) << "a set that this machine can't run";
 #if defined(MHA_HAS_AVX512_BF16)
-  EXPECT_EQ((sets ^ possible) & bit(MHA_INSTRUCTION_SET_AVX512_BF16), 0u)
+  const uint32_t of_pairs =
+      bit(MHA_INSTRUCTION_SET_AVX512_BF16) | bit(MHA_INSTRUCTION_SET_AVX512_AMX);
+  EXPECT_EQ((sets ^ possible) & of_pairs, 0u)
       << "this machine multiplies pairs of bf16 in another way";
 #endif
 }

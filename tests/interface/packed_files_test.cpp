@@ -201,7 +201,9 @@ TEST_P(PackedFiles, FilesOfEarlierReleasesGiveTheSameBits) {
     } else {
       EXPECT_EQ(status, is_layer ? MHA_ERROR_PACKED_FORMAT : MHA_ERROR_CACHE_FORMAT);
       EXPECT_EQ(sum, std::string(is_layer ? "the packed layer" : "the KV cache") +
-                         " has version 1 of the format, but this library reads version 2; " +
+                         (line.contract == 1
+                              ? " has version 1 of the format, but this library reads version 2; "
+                              : " has arithmetic contract 2, but this library has 3; ") +
                          (is_layer ? "pack it again" : "fill a new one"));
     }
   }

@@ -92,7 +92,7 @@ allowed_in_kernels = re.compile(
     rf"(_ZN3mha\d+(codes|pairs)_\w+|{memory_functions}|{of_libgcc}|{of_compilers})$"
 )
 allowed_in_library = re.compile(
-    rf"({memory_functions}|strlen|strnlen|snprintf|vsnprintf|malloc|getauxval|posix_memalign"
+    rf"({memory_functions}|strlen|strnlen|snprintf|vsnprintf|malloc|getauxval|syscall|posix_memalign"
     rf"|madvise|free|__errno_location|{of_libgcc}|{of_compilers})$"
 )
 
@@ -259,20 +259,22 @@ evex = r".*(%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]|\{z\})"
 vnni = r"(\{vex\}\s*)?vpdp"
 rarer = (
     r"vpmadd52|vp(erm[bit]2?b|multishift|popcnt[bw]|compress[bw]|expand[bw]|sh[lr]d)"
-    r"|vaes|vpclmul|vgf2|v(add|sub|mul|div|fn?m\w*)[ps]h\b|.*%tmm"
+    r"|vaes|vpclmul|vgf2|v(add|sub|mul|div|fn?m\w*)[ps]h\b"
 )
+amx = r".*%tmm|ldtilecfg|tilerelease"
 bf16 = r"vdpbf16|vcvtne"
 arm_codes = (
     r"[su]dot|us?dot|[su]mmla|usmmla|bf(dot|mmla|cvt)|fmlal|f\w+\s+v\d+\.[48]h,.*v\d+\.[48]h,"
 )
 forbidden = {
     "x86-64": {
-        "avx2": (evex, vnni, bf16, rarer),
-        "avx2_vnni": (evex, bf16, rarer),
-        "avx512": (vnni, bf16, rarer),
-        "avx512_vnni": (bf16, rarer),
-        "avx512_bf16": (vnni, rarer),
-        None: (avx, beyond_sse2),
+        "avx2": (evex, vnni, bf16, amx, rarer),
+        "avx2_vnni": (evex, bf16, amx, rarer),
+        "avx512": (vnni, bf16, amx, rarer),
+        "avx512_vnni": (bf16, amx, rarer),
+        "avx512_bf16": (vnni, amx, rarer),
+        "avx512_amx": (vnni, bf16, rarer),
+        None: (avx, beyond_sse2, amx),
     },
     "aarch64": {
         "neon_dotprod": (r"[su]mmla|usmmla|bf(dot|mmla|cvt)",),

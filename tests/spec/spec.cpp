@@ -27,6 +27,7 @@ using support::Storage;
 using support::Stored;
 
 constexpr int64_t kProjectionBlock = 256;
+constexpr int64_t kBf16Step = 32;
 constexpr int64_t kScoreBlock = 32;
 constexpr int64_t kCodedBlock = 512;
 constexpr int64_t kChunk = 256;
@@ -322,24 +323,21 @@ float Factor(float x) {
   return __builtin_fabsf(rounded) < 0x1p-50f ? 0.0f : rounded;
 }
 
-void ProjectPairs(const float *x, const float *w, const float *bias, int64_t rows, int64_t in,
-                  int64_t out, float *y) {
-  Floats factors(in * out), c(out);
+void ProjectBf16(const float *x, const float *w, const float *bias, int64_t rows, int64_t in,
+                 int64_t out, float *y) {
+  Floats factors(in * out), e(out), o(out);
   for (int64_t i = 0; i < in * out; i++) factors[i] = Factor(w[i]);
   for (int64_t i = 0; i < rows; i++) {
     float *y_i = y + i * out;
-    const auto add = [&](int64_t k) {
-      const float x_k = Factor(x[i * in + k]), *w_k = factors + k * out;
-      for (int64_t n = 0; n < out; n++) c[n] = Fma(x_k, w_k[n], c[n]);
-    };
-    for (int64_t first = 0; first < in; first += kProjectionBlock) {
-      const int64_t end = Min(first + kProjectionBlock, in);
-      for (int64_t n = 0; n < out; n++) c[n] = 0.0f;
-      for (int64_t k = first; k < end; k += 2) {
-        if (k + 1 < end) add(k + 1);
-        add(k);
+    for (int64_t n = 0; n < out; n++) y_i[n] = 0.0f;
+    for (int64_t first = 0; first < in; first += kBf16Step) {
+      for (int64_t n = 0; n < out; n++) e[n] = o[n] = 0.0f;
+      for (int64_t k = first; k < Min(first + kBf16Step, in); k++) {
+        const float x_k = Factor(x[i * in + k]), *w_k = factors + k * out;
+        float *c = k % 2 == 0 ? e : o;
+        for (int64_t n = 0; n < out; n++) c[n] = Fma(x_k, w_k[n], c[n]);
       }
-      for (int64_t n = 0; n < out; n++) y_i[n] = first == 0 ? c[n] : y_i[n] + c[n];
+      for (int64_t n = 0; n < out; n++) y_i[n] = y_i[n] + (e[n] + o[n]);
     }
     for (int64_t n = 0; n < out; n++) y_i[n] = Canon(bias ? y_i[n] + bias[n] : y_i[n]);
   }
@@ -450,7 +448,7 @@ void AddOffsets(const Format &format, const float *scales, const float *sums, in
 void ProjectStored(const Format &format, Arithmetic arithmetic, const float *x, const float *w,
                    const float *scales, const float *bias, int64_t rows, int64_t in, int64_t out,
                    float *y) {
-  if (arithmetic == Arithmetic::kBf16) return ProjectPairs(x, w, bias, rows, in, out, y);
+  if (arithmetic == Arithmetic::kBf16) return ProjectBf16(x, w, bias, rows, in, out, y);
   if (!HasCodes(format.stored)) return Project(x, w, bias, rows, in, out, y);
   const int64_t groups = format.group ? (in + format.group - 1) / format.group : 0;
   for (int64_t i = 0; i < rows; i++) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "support/amx.h"
 #include "support/call.h"
 
 namespace support {

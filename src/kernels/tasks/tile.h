@@ -20,7 +20,8 @@ struct Prefetch {
 //   add          all chains are added to the sums in memory
 //   add_scaled   the same, each multiplied by a scale for its column, by a fused multiply-add
 //   extend       each chain starts with the sum in memory in place of +0
-enum class Sums { replace, add, add_scaled, extend };
+//   add_halves   of each two chains the sum is added to that in memory
+enum class Sums { replace, add, add_scaled, extend, add_halves };
 
 constexpr int max_tile_rows = 8, max_tile_strips = 8;
 
@@ -28,6 +29,8 @@ constexpr int max_tile_rows = 8, max_tile_strips = 8;
 // vectors of adjacent columns; the loop fixes R, B and C. The element of term k in column c of
 // strip b is columns[b][k * column_stride + c], and its sum for row r is sums[b][r * sums_stride +
 // c]. Terms are cut into chains of `chain` terms, whose sums are added (CONTRACT.md, section 3).
+//
+// Of pairs of bf16, two chains pass the same pairs: one takes the first numbers, one the second.
 //
 // Of codes, a term is a pair of words, and so is the number of a row; the sums are integers. With
 // add_scaled those of a chain become floats, and the scale is the number of the row that follows

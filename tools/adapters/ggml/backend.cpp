@@ -4,6 +4,9 @@
 //     MHA            What it supports is moved from the CPU to it.
 //     MHA_WEIGHTS    llama.cpp puts weights into its buffers. Products with them follow to MHA.
 //                    Their results lie in the CPU's buffers.
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -315,6 +318,9 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
         why.c_str());
     return nullptr;
   }
+#if defined(__x86_64__)
+  syscall(SYS_arch_prctl, 0x1023, 18);  // for AMX, as mha_extra.h says
+#endif
   ggml_backend_device_i table = {};
   table.get_name = name_of_device, table.get_description = describe_device;
   table.get_memory = memory_of_device, table.get_type = type_of_device;

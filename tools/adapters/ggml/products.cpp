@@ -88,7 +88,8 @@ bool is_bf16(const ggml_tensor *t) { return t->type == GGML_TYPE_BF16; }
 // NULL: of another type, or of bf16 without instructions for it. ggml's own products, which round
 // inputs as mha's do, then cost nothing more, and read mapped files.
 const Format *format_of(const ggml_tensor *t) {
-  static const bool has_bf16 = mha_instruction_sets() >> MHA_INSTRUCTION_SET_AVX512_BF16 & 1;
+  static const bool has_bf16 =
+      mha_instruction_sets() >> MHA_INSTRUCTION_SET_AVX512_BF16 & 3;  // or AVX512_AMX
   for (const Format &format : kFormats) {
     if (format.type == t->type && (has_bf16 || !is_bf16(t))) return &format;
   }

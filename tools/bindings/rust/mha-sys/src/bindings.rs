@@ -4,7 +4,7 @@
 pub const MHA_VERSION_MAJOR: u32 = 0;
 pub const MHA_VERSION_MINOR: u32 = 1;
 pub const MHA_VERSION_PATCH: u32 = 0;
-pub const MHA_CONTRACT: u32 = 2;
+pub const MHA_CONTRACT: u32 = 3;
 pub const MHA_OK: u32 = 0;
 pub const MHA_ERROR_NULL_POINTER: u32 = 1;
 pub const MHA_ERROR_STRUCT_SIZE: u32 = 2;

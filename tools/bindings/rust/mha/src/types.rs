@@ -68,9 +68,8 @@ numbered! {
         Int8 = MHA_ARITHMETIC_INT8,
         /// The same with 16-bit integers, whose error is small beside that of the weights.
         Int16 = MHA_ARITHMETIC_INT16,
-        /// Input rows are rounded to bf16, and products are summed as floats. An instruction of
-        /// [`InstructionSet::AVX512_BF16`] multiplies twice as many numbers as one of float. Needs
-        /// weights of [`Type::Bf16`].
+        /// Input rows are rounded to bf16, and products are summed as floats: several times as
+        /// fast with [`InstructionSet::AVX512_AMX`]. Needs weights of [`Type::Bf16`].
         Bf16 = MHA_ARITHMETIC_BF16,
     }
 
@@ -111,7 +110,7 @@ impl InstructionSet {
     pub const AVX512: Self = Self(sys::MHA_INSTRUCTION_SET_AVX512);
     /// AArch64.
     pub const NEON: Self = Self(sys::MHA_INSTRUCTION_SET_NEON);
-    /// [`AVX2`](Self::AVX2) with AVX-VNNI. This set and the next four differ from the others only
+    /// [`AVX2`](Self::AVX2) with AVX-VNNI. This set and the next five differ from the others only
     /// in integer and bf16 arithmetic.
     pub const AVX2_VNNI: Self = Self(sys::MHA_INSTRUCTION_SET_AVX2_VNNI);
     /// [`AVX512`](Self::AVX512) with its VNNI.
@@ -122,6 +121,9 @@ impl InstructionSet {
     pub const NEON_I8MM: Self = Self(sys::MHA_INSTRUCTION_SET_NEON_I8MM);
     /// [`AVX512_VNNI`](Self::AVX512_VNNI) with AVX-512 BF16.
     pub const AVX512_BF16: Self = Self(sys::MHA_INSTRUCTION_SET_AVX512_BF16);
+    /// [`AVX512_VNNI`](Self::AVX512_VNNI) with AMX for bf16, on Linux in a process that asked for
+    /// it before the first call: `libc::syscall(libc::SYS_arch_prctl, 0x1023, 18)`.
+    pub const AVX512_AMX: Self = Self(sys::MHA_INSTRUCTION_SET_AVX512_AMX);
 
     /// Returns the sets that the library contains and this machine can run.
     pub fn available() -> impl Iterator<Item = Self> {
