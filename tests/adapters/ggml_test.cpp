@@ -801,7 +801,7 @@ TEST(Ggml, LeavesOtherTensorsToTheCpu) {
   const ggml_tensor wide = Weights(GGML_TYPE_Q8_0, int64_t{1} << 31, 1);
   EXPECT_EQ(type->iface.get_alloc_size(type, &wide), ggml_nbytes(&wide));
   for (ggml_tensor w : {Weights(GGML_TYPE_F16, 5, 3), Weights(GGML_TYPE_F32, 96, 7),
-                        Weights(GGML_TYPE_BF16, 1, 1), Weights(GGML_TYPE_Q4_0, 64, 8, 3)}) {
+                        Weights(GGML_TYPE_Q4_0, 64, 8, 3)}) {
     SCOPED_TRACE(ggml_type_name(w.type));
     const ggml_backend_buffer_t buffer = Put(&w);
     const std::vector<uint8_t> bytes = RandomBytes(ggml_nbytes(&w));
