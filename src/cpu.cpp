@@ -78,10 +78,8 @@ bool has_bits(uint64_t x, uint64_t bits) { return (x & bits) == bits; }
 #define MHA_HAS_AMX
 // Linux has the registers of AMX for processes that asked for them, as mha_extra.h says.
 bool may_use_tiles() {
-  constexpr int get_permission = 0x1022, tiles = 18;  // ARCH_GET_XCOMP_PERM, XFEATURE_XTILEDATA
-  uint64_t permitted = 0;
-  return syscall(SYS_arch_prctl, get_permission, &permitted) == 0 &&
-         has_bits(permitted, uint64_t{1} << tiles);
+  uint64_t permitted = 0;  // by ARCH_GET_XCOMP_PERM; 18 is XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, 0x1022, &permitted) == 0 && has_bits(permitted, 1 << 18);
 }
 #endif
 #elif defined(__aarch64__) && defined(__APPLE__)

@@ -105,28 +105,33 @@ inline void widen_codes(const Int4 *from, int64_t terms, float *to) {
 // of the loops over floats, which then add both products.
 constexpr int64_t numbers_of_term = multiplies_pairs ? 2 : 1;
 
-// Writes pairs of terms of bf16 as the loops multiply them, [step][2 chains][term][48], with 0
-// after the last one of a step.
-inline void widen_pairs(const Bf16Pair *from, int64_t pairs, float *to) {
+// Writes steps of pairs of bf16 as the loops multiply them, [step][2 chains][term][48].
+inline void widen_pairs(const float *from, int64_t steps, float *to) {
   constexpr int64_t second = bf16_step / 2 / numbers_of_term * panel_columns;
-  for (; pairs > 0; pairs -= bf16_step / 2, to += second) {
-    for (int64_t i = 0; i < bf16_step / 2; i += numbers_of_term) {
-      for (int64_t c = 0; c < panel_columns; c += Vector::size, to += Vector::size) {
-        const auto pair = [&](int64_t n) MHA_INLINED {
-          return n < pairs ? load(reinterpret_cast<const float *>(from + n * panel_columns + c))
-                           : all(0.0f);
-        };
+  for (; steps > 0; --steps, to += second) {
+    for (int64_t i = 0; i < second; i += Vector::size, to += Vector::size) {
 #if defined(MHA_MULTIPLIES_PAIRS)
-        store(to, firsts_of(pair(i), pair(i + 1)));
-        store(to + second, seconds_of(pair(i), pair(i + 1)));
+      const int64_t at = i / panel_columns * panel_columns + i;
+      const Vector pair = load(from + at), next = load(from + at + panel_columns);
+      store(to, firsts_of(pair, next));
+      store(to + second, seconds_of(pair, next));
 #else
-        store(to, first_of_pairs(pair(i)));
-        store(to + second, second_of_pairs(pair(i)));
+      store(to, first_of_pairs(load(from + i)));
+      store(to + second, second_of_pairs(load(from + i)));
 #endif
-      }
     }
     from += bf16_step / 2 * panel_columns;
   }
+}
+
+// Copies the last pairs of a panel, with zeros up to a whole step. Loops over pairs read the number
+// before the first one, too.
+inline const void *copy_pairs(const Bf16Pair *from, int64_t pairs, void *memory) {
+  char *const to = static_cast<char *>(memory) + 64;
+  const size_t bytes = static_cast<size_t>(pairs * panel_columns) * sizeof *from;
+  MHA_MEMCPY(to, from, bytes);
+  MHA_MEMSET(to + bytes, 0, bf16_step / 2 * panel_columns * sizeof *from - bytes);
+  return to;
 }
 
 // The logarithm of the terms of a group, 0 without groups.
@@ -459,7 +464,7 @@ MHA_NOINLINE inline void multiply_last_columns(const StoredPanel &stored, const 
 MHA_NOINLINE inline void project_panels(const Projection &p, const RowBlock &rows, bool is_widened,
                                         int64_t panel_begin, int64_t panel_end) {
   alignas(64) float sums[(project_block_rows + RowBlock::spare) * panel_columns],
-      widened[dot_block * panel_columns];
+      widened[dot_block * panel_columns], rest[(bf16_step / 2 + 1) * panel_columns];
   const bool are_pairs = p.arithmetic == Arithmetic::bf16;
   // How far away the weights are decides what is worth prefetching.
   const int64_t weight_bytes = p.depth * p.columns * bytes_of(p.storage);
@@ -483,29 +488,31 @@ MHA_NOINLINE inline void project_panels(const Projection &p, const RowBlock &row
     // All terms of the panel, 256 at a time; from the second time on they are added.
     for (int64_t k = 0, end; k < p.depth && !ends; k = end) {
       end = min(p.depth, k + dot_block);
-      // What is left after whole steps is widened, with zeros.
+      // What is left after whole steps is copied, with zeros.
       if (are_pairs && end - k > bf16_step) end -= end % bf16_step;
-      const bool is_rest = are_pairs && end - k < bf16_step, are_floats = is_widened || is_rest;
-      const int64_t numbers = are_pairs ? numbers_of_term : 1;
-      if (are_floats && are_pairs)
-        widen_pairs(stored.at<Bf16Pair>(k), (end - k + 1) / 2, widened);
+      const bool is_rest = are_pairs && end - k < bf16_step;
+      const int64_t numbers = are_pairs ? numbers_of_term : 1,
+                    count = is_rest ? bf16_step : end - k;
+      const void *w = stored.at<void>(k);
+      if (is_rest) w = copy_pairs(stored.at<Bf16Pair>(k), (end - k + 1) / 2, rest);
+      if (is_widened && are_pairs)
+        widen_pairs(static_cast<const float *>(w), count / bf16_step, widened);
       else if (is_widened)
-        widen(p.storage, stored.at<char>(k), (end - k) * panel_columns, widened);
-      const PanelTerms terms = {
-          are_floats ? static_cast<const void *>(widened) : stored.at<char>(k),
-          are_floats ? Storage::f32 : p.storage,
-          are_pairs && !are_floats,
-          k / numbers,
-          (is_rest ? bf16_step : end - k) / numbers,
-          columns,
-          are_pairs ? Sums::add_halves
-          : k > 0   ? Sums::add
-                    : Sums::replace,
-          are_pairs ? bf16_step / 2 / numbers : dot_block,
-          nullptr,
-          Storage::f32,
-          0,
-          0};
+        widen(p.storage, w, count * panel_columns, widened);
+      const PanelTerms terms = {is_widened ? widened : w,
+                                is_widened ? Storage::f32 : p.storage,
+                                are_pairs && !is_widened,
+                                k / numbers,
+                                count / numbers,
+                                columns,
+                                are_pairs ? Sums::add_halves
+                                : k > 0   ? Sums::add
+                                          : Sums::replace,
+                                are_pairs ? bf16_step / 2 / numbers : dot_block,
+                                nullptr,
+                                Storage::f32,
+                                0,
+                                0};
       multiply_rows(terms, panels, stored.bytes, rows.in, rows.count, sums, stride,
                     prefetches && !is_rest, is_far && !is_rest);
     }
@@ -755,10 +762,11 @@ MHA_NOINLINE inline void project_groups(const Projection &p, const RowBlock &row
 // Multiplies a block of rows by panels without groups. Some of them may be left to project_in_step.
 MHA_NOINLINE inline void project_block(const Projection &p, const RowBlock &rows, int64_t panel,
                                        int64_t panel_end) {
-  const bool are_pairs = p.arithmetic == Arithmetic::bf16,
-             has_loops = are_pairs ? has_loops_of_pairs : !has_loops_of_floats_alone<Vector>;
+  const bool are_pairs = p.arithmetic == Arithmetic::bf16;
   const bool is_widened =
-      p.storage != Storage::f32 && (!has_loops || rows.count > max_rows_widened_in_registers);
+      are_pairs ? !has_loops_of_pairs
+                : p.storage != Storage::f32 && (has_loops_of_floats_alone<Vector> ||
+                                                rows.count > max_rows_widened_in_registers);
   if constexpr (Shape::has_few_row_forms) {
     const bool is_far = p.depth * p.columns * bytes_of(p.storage) > level3_weight_bytes;
     if (is_far && !are_pairs && rows.count >= 2 && rows.count <= 4)

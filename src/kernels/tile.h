@@ -203,6 +203,16 @@ MHA_INLINE void add_terms(const float *const (&rows)[R], int64_t k,
   }
 }
 
+// The scalar kernels widen all numbers to memory, and nothing waits for it: they have loops over
+// floats alone, which prefetch nothing.
+template <class V>
+constexpr bool has_loops_of_floats_alone = V::size == 1;
+
+// Whether there are loops that widen pairs of bf16 in registers. Otherwise loops over floats add
+// halves.
+constexpr bool has_loops_of_pairs =
+    !has_loops_of_floats_alone<Vector> && !multiplies_pairs && !is_small_code;
+
 // What chains that start with +0 load: as many zeros as the widest strip has columns.
 alignas(64) constexpr float zeros[panel_columns + 16] = {};
 
@@ -221,10 +231,8 @@ MHA_NOCLONE void multiply(const Tile &tile) {
       (B == 1 ? panel_columns % (C * lanes) == 0 : C * lanes == panel_columns) &&
       (is_same<Element, int8_t> ||
        (B == 1 && is_same<Element, Int4Number<Vector>> && streams == 0));
-  // Only floats that pairs were widened to, and pairs of a panel or of panels side by side.
   constexpr bool may_be_halved =
-      is_same<Element, Bf16Pair> ||
-      (is_same<Element, float> && B == 1 && panel_columns % (C * lanes) == 0 && streams == 0);
+      is_same<Element, Bf16Pair> || (is_same<Element, float> && !has_loops_of_pairs && B == 1);
   alignas(64) float halves[may_be_halved ? R * N * lanes : 1];
   // The shape of a tile may tell what it multiplies by: only a panel has strips of 3 vectors or a
   // multiple, and only keys are tiles side by side for several rows. Then the stride is a constant.
@@ -393,11 +401,6 @@ MHA_INLINE Prefetch prefetch_stretch(const char *begin, int64_t bytes, const Loo
   return {begin, part, step, per_repeat - step * terms};
 }
 
-// The scalar kernels widen all numbers to memory, and nothing waits for it: they have loops over
-// floats alone, which prefetch nothing.
-template <class V>
-constexpr bool has_loops_of_floats_alone = V::size == 1;
-
 // The loop for R rows and B strips of C vectors. prefetches: whether a loop that may choose does.
 // Values alone have loops over int4.
 template <class V, int R, int B, int C, Prefetching prefetching, bool only_floats = false,
@@ -519,10 +522,6 @@ MHA_NOINLINE inline Loops loops_over_codes(int64_t rows, Storage storage, bool a
   });
   return loops;
 }
-
-// Whether there are loops that widen pairs of bf16 in registers.
-constexpr bool has_loops_of_pairs =
-    !has_loops_of_floats_alone<Vector> && !multiplies_pairs && !is_small_code;
 
 // Loops over the columns of a panel, or of several panels side by side. prefetches_more: the panel
 // is of floats, and the tile has more than one line to prefetch for each term; the loop over whole

@@ -82,20 +82,16 @@ MHA_NOINLINE inline void project_tiles(const Projection &p, const void *ready, i
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
     const StoredPanel stored(p, panel);
     for (int64_t k = 0, terms; k < p.depth; k += terms) {
-      alignas(64) char rest[step_pairs * sums_bytes];
-      const char *w = stored.at<char>(k);
+      alignas(64) char rest[64 + step_pairs * sums_bytes];
+      const void *w = stored.at<void>(k);
       terms = min(dot_block, (p.depth - k) / bf16_step * bf16_step);
       if (terms == 0) {
-        // Terms that are missing are 0.
-        const size_t bytes = static_cast<size_t>((p.depth - k + 1) / 2 * sums_bytes);
-        MHA_MEMCPY(rest, w, bytes);
-        MHA_MEMSET(rest + bytes, 0, sizeof rest - bytes);
-        w = rest;
         terms = bf16_step;
+        w = copy_pairs(stored.at<Bf16Pair>(k), (p.depth - k + 1) / 2, rest);
       }
       for (int64_t r = 0; r < rows; r += tile_rows) {
-        add_steps(factors_at(ready, p, r, k), w, terms / bf16_step, k == 0,
-                  sums + r * panel_columns);
+        add_steps(factors_at(ready, p, r, k), static_cast<const char *>(w), terms / bf16_step,
+                  k == 0, sums + r * panel_columns);
       }
     }
     finish_sums(stored, rows, min(panel_columns, p.columns - panel * panel_columns), sums,
