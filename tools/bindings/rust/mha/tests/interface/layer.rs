@@ -426,7 +426,9 @@ fn projections_compute_in_bf16_if_asked() {
     };
     for (i, y) in y.into_iter().enumerate() {
         let add = |sum, k| rounded(x[i / 64 * 64 + k]).mul_add(rounded(w[k * 64 + i % 64]), sum);
-        assert_eq!(y, (0..64).map(|k| k ^ 1).fold(0.0, add), "the second of each pair first");
+        let chain = |k: usize, odd| (k + odd..k + 32).step_by(2).fold(0.0, add);
+        let sum = [0, 32].into_iter().fold(0.0, |sum, k| sum + (chain(k, 0) + chain(k, 1)));
+        assert_eq!(y, sum, "steps of 32, of even and of odd terms");
     }
     for other in [Type::F32, Type::F16, Type::Int8, Type::Int4] {
         let refused = Layer::new(&config.weight_type(other), &Weights::linear(&w));
