@@ -80,8 +80,8 @@
 #define MHA_MEMCPY __builtin_memcpy
 #define MHA_MEMSET __builtin_memset
 #define MHA_FINISH_STORES() __asm__ volatile("" ::: "memory")  // for loads it does not know of
-#define MHA_PREFETCH(p) __builtin_prefetch(p)           // into the first level of the cache
-#define MHA_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2)  // into the second
+#define MHA_PREFETCH(p) __builtin_prefetch(p)                  // into the first level of the cache
+#define MHA_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2)         // into the second
 
 #define MHA_RESTRICT __restrict  // nothing else in the function points there
 

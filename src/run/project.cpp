@@ -236,10 +236,9 @@ ProductPlan plan_products(const mha_layer &layer, Storage input, bool has_paddin
                   chain = terms_of_chain(layer.storage, group),
                   sums = layer.shape.offsets ? blocks_of(input_width, group) : 0;
     const bool are_pairs = layer.shape.arithmetic == Arithmetic::bf16;
-    const int64_t row_floats =
-        sums + (are_codes   ? coded_bytes<int16_t>(chain, input_width) / 4
-                : are_pairs ? blocks_of(input_width, bf16_step) * bf16_step
-                            : input_width);
+    const int64_t row_floats = sums + (are_codes   ? coded_bytes<int16_t>(chain, input_width) / 4
+                                       : are_pairs ? blocks_of(input_width, bf16_step) * bf16_step
+                                                   : input_width);
     const int64_t fewest =
         std::max(block_floats + whole_tiles * row_floats, min_block * row_floats);
     const int64_t floats = std::min(
