@@ -55,7 +55,7 @@
  *
  * BF16 needs BF16 weights. It rounds input rows to BF16, takes numbers below 2^-50 in magnitude for
  * 0, and sums products in float. With MHA_INSTRUCTION_SET_AVX512_AMX that is several times as fast
- * as F32; other sets take about as long, with the same bits.
+ * as F32; other sets take up to 1.3 times as long, with the same bits.
  *
  * Attention (mha_call.attention_arithmetic) computes in F32 or INT16. With INT16, keys are INT8 and
  * values INT8 or INT4: those of a cache, or the call's, which are rounded to INT8 as a cache would
