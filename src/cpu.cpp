@@ -125,8 +125,8 @@ MHA_READS_XCR uint32_t ask_machine() {
 #if defined(MHA_EMULATES_BF16)
   const bool has_bf16 = true;
 #else
-  // Processors with AMX start one vdpbf16ps in two cycles, and four multiply-adds of floats, which
-  // are twice as many products.
+  // Emerald Rapids starts one vdpbf16ps in two cycles, or four multiply-adds of floats, which are
+  // twice as many products. Processors with AMX are taken to be like it.
   constexpr int avx512_bf16 = 1 << 5;  // of eax of leaf 7 part 1
   const bool has_bf16 = has_bits(leaf7_part1, avx512_bf16) && !has_bits(leaf7.edx, amx_bf16_tile);
 #endif

@@ -20,8 +20,8 @@ namespace mha {
 // have instructions for them and those that have not.
 struct ProductKernels {
   // Input rows [row_begin, row_end) of a projection as `project` takes them. Codes are followed by
-  // their sums: coded_bytes<int16_t> and 4 bytes for each sum at most. Rows for bf16 arithmetic
-  // have 4 bytes for each number of whole steps at most, and there is memory for 8 rows.
+  // their sums: coded_bytes<int16_t> and 4 bytes for each sum at most. A row for bf16 arithmetic
+  // has at most 4 bytes for each number of whole steps; the memory has room for 8 rows or more.
   void (*encode_rows)(const Projection &projection, int64_t row_begin, int64_t row_end, void *to);
 
   // As Kernels::project. rows: what encode_rows has made of these input rows.

@@ -292,7 +292,7 @@ MHA_NOCLONE void multiply(const Tile &tile) {
       const Element *numbers[B];
       MHA_EACH(b, B) numbers[b] = columns[b];
       if constexpr (is_same<Element, Bf16Pair>) {
-        // One bf16 before a pair, its earlier term is the later one.
+        // What is read from one bf16 before a pair on has its earlier term in the upper half.
         if (is_second)
           at -= tile.chain * column_stride;
         else

@@ -1,8 +1,8 @@
 // Products of bf16 by AMX, whose instruction takes 16 rows, 16 columns and a step of 32 terms at
 // once, as the contract sums them (CONTRACT.md, section 4).
 //
-// A panel is 3 tiles wide. For 256 terms, whose weights stay in the first level of the cache, all
-// rows of a block pass, 16 at a time, and their sums lie in memory between.
+// A panel is 3 tiles wide. All rows of a block pass 256 terms of it, 16 rows at a time, while these
+// weights stay in the first level of the cache. Then the sums wait in memory for the next terms.
 #pragma once
 
 #include <immintrin.h>

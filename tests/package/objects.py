@@ -92,8 +92,8 @@ allowed_in_kernels = re.compile(
     rf"(_ZN3mha\d+(codes|pairs)_\w+|{memory_functions}|{of_libgcc}|{of_compilers})$"
 )
 allowed_in_library = re.compile(
-    rf"({memory_functions}|strlen|strnlen|snprintf|vsnprintf|malloc|getauxval|syscall|posix_memalign"
-    rf"|madvise|free|__errno_location|{of_libgcc}|{of_compilers})$"
+    rf"({memory_functions}|strlen|strnlen|snprintf|vsnprintf|malloc|getauxval|syscall"
+    rf"|posix_memalign|madvise|free|__errno_location|{of_libgcc}|{of_compilers})$"
 )
 
 

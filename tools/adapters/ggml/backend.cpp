@@ -318,7 +318,7 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
         why.c_str());
     return nullptr;
   }
-#if defined(__x86_64__)
+#if defined(__linux__) && defined(__x86_64__)
   syscall(SYS_arch_prctl, 0x1023, 18);  // for AMX, as mha_extra.h says
 #endif
   ggml_backend_device_i table = {};
