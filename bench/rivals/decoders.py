@@ -74,6 +74,10 @@ def prepare_llama():
         (archive,) = work.glob("llama_cpp_python-*.tar.gz")
         call("tar", "xf", archive, "-C", work)
         source.symlink_to(next(work.glob("llama_cpp_python-*/vendor/llama.cpp")).relative_to(work))
+        # g++ 12 drops most of what ggml writes into AMX's configuration.
+        tiles, load = source / "ggml/src/ggml-cpu/amx/mmq.cpp", "    _tile_loadconfig(&tc);"
+        barrier = '    asm volatile("" ::"r"(&tc) : "memory");\n'
+        tiles.write_text(tiles.read_text().replace(load, barrier + load))
     if not (llama / "llama-quantize").exists():
         off = "OPENSSL BUILD_TESTS BUILD_EXAMPLES BUILD_SERVER BUILD_APP BUILD_HTML".split()
         settings = ["CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=ON"]

@@ -42,7 +42,7 @@ order = [
     f"{shape}.{kind}{variant}"
     for variant in ("", " AVX2")
     for shape in ("768", "2048", "SmolLM2")
-    for kind in ("F16", "Q8_0", "Q4_1", "Q4_0", "Q4_K_M", "Q6_K")
+    for kind in ("F16", "BF16", "Q8_0", "Q4_1", "Q4_0", "Q4_K_M", "Q6_K")
 ]
 # heads, kv heads, width of a head, queries, keys, type (1: f16, 8: q8_0)
 operations = [
@@ -63,23 +63,14 @@ def pinned(threads):
 
 
 def environment(path):
-    return {
-        **{name: value for name, value in os.environ.items() if name != "GGML_BACKEND_PATH"},
-        **({"GGML_BACKEND_PATH": str(path)} if path else {}),
-    }
+    others = {name: value for name, value in os.environ.items() if name != "GGML_BACKEND_PATH"}
+    return {**others, **({"GGML_BACKEND_PATH": str(path)} if path else {})}
 
 
 def time_operation(device, threads, shape):
     rounds = 200 if 1 in shape[:-1] else 5
-    said = call(
-        work / "llama_operation",
-        device,
-        threads,
-        rounds,
-        *shape,
-        env=environment(module),
-        **pinned(threads),
-    ).stdout
+    words = [work / "llama_operation", device, threads, rounds, *shape]
+    said = call(*words, env=environment(module), **pinned(threads)).stdout
     return {"call": min(map(float, said.split()))}
 
 
