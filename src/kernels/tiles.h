@@ -25,9 +25,18 @@ MHA_INLINE void shape_tiles(int64_t rows) {
     palette_1[16 + 2 * tile] = 64;
     palette_1[48 + tile] = static_cast<uint8_t>(tile <= 3 ? rows : step_pairs);
   }
-  MHA_FINISH_STORES();
-  _tile_loadconfig(palette_1);
+  __asm__ volatile("ldtilecfg %0" ::"m"(palette_1));  // g++ 12's intrinsic reads 8 bytes only
 }
+
+// The shape that the thread's tiles had before, which they get back: ggml sets theirs once.
+class KeptShape {
+ public:
+  KeptShape() { __asm__ volatile("sttilecfg %0" : "=m"(before_)); }
+  ~KeptShape() { __asm__ volatile("ldtilecfg %0" ::"m"(before_)); }
+
+ private:
+  alignas(64) uint8_t before_[64];
+};
 
 // Adds some steps of up to 16 rows and a panel to sums [16][48], or replaces these by them.
 // x: factors, [step][16][32]; w: pairs, [step][16][48].
@@ -77,6 +86,7 @@ MHA_NOINLINE inline void round_tiles(const Projection &p, int64_t row_begin, int
 MHA_NOINLINE inline void project_tiles(const Projection &p, const void *ready, int64_t row_begin,
                                        int64_t row_end, int64_t panel_begin, int64_t panel_end) {
   alignas(64) float sums[project_block_rows * panel_columns];
+  const KeptShape kept;
   const int64_t rows = row_end - row_begin;
   shape_tiles(min(rows, tile_rows));
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
@@ -98,13 +108,13 @@ MHA_NOINLINE inline void project_tiles(const Projection &p, const void *ready, i
                 panel_columns);
     write_results(p, row_begin, rows, sums, panel_columns, panel, 1);
   }
-  _tile_release();
 }
 
 // Whether the instruction adds the products of a step as the contract defines.
 inline bool tiles_are_as_defined() {
+  const KeptShape kept;
   shape_tiles(1);
-  const bool are = is_as_defined([](const float *x, const float *w, float *sums) {
+  return is_as_defined([](const float *x, const float *w, float *sums) {
     MHA_FINISH_STORES();
     _tile_loadd(0, sums, 64);
     _tile_loadd(3, x, 64);
@@ -112,8 +122,6 @@ inline bool tiles_are_as_defined() {
     _tile_dpbf16ps(0, 3, 4);
     _tile_stored(0, sums, 64);
   });
-  _tile_release();
-  return are;
 }
 
 }  // namespace

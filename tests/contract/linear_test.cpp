@@ -358,6 +358,20 @@ TEST_P(LinearInBf16, SumsStepsOf32AsAChainOfEvenAndOneOfOddTerms) {
   }
 }
 
+#if defined(__linux__) && defined(__x86_64__)
+// ggml sets it once on each thread.
+TEST_P(LinearInBf16, LeavesTheShapeOfTilesAsItWas) {
+  if (instruction_set() != MHA_INSTRUCTION_SET_AVX512_AMX) GTEST_SKIP() << "has no tiles";
+  alignas(64) uint8_t shape[64] = {1}, after[64] = {};
+  shape[16] = 48;  // bytes in a row of tile 0
+  shape[48] = 3;   // its rows
+  __asm__ volatile("ldtilecfg %0" ::"m"(shape));
+  ProductOf(std::vector<float>(64, 1), std::vector<float>(64, 1), 1);
+  __asm__ volatile("sttilecfg %0\n\ttilerelease" : "=m"(after));
+  EXPECT_EQ(std::memcmp(shape, after, sizeof shape), 0);
+}
+#endif
+
 TEST_P(LinearInBf16, OfAnyShapeAndNumbersEqualsTheSpecification) {
   Random random(31);
   Sample sample;

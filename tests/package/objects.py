@@ -261,7 +261,7 @@ rarer = (
     r"vpmadd52|vp(erm[bit]2?b|multishift|popcnt[bw]|compress[bw]|expand[bw]|sh[lr]d)"
     r"|vaes|vpclmul|vgf2|v(add|sub|mul|div|fn?m\w*)[ps]h\b"
 )
-amx = r".*%tmm|ldtilecfg|tilerelease"
+amx = r".*%tmm|[ls][dt]tilecfg|tilerelease"
 bf16 = r"vdpbf16|vcvtne"
 arm_codes = (
     r"[su]dot|us?dot|[su]mmla|usmmla|bf(dot|mmla|cvt)|fmlal|f\w+\s+v\d+\.[48]h,.*v\d+\.[48]h,"
