@@ -358,7 +358,7 @@ blocks = {  # name of a table -> (what pages show of it, {name of a line: its fi
 
 
 def table_of(name):
-    """The figures of the last two processors side by side."""
+    """The figures of the last three processors side by side."""
     what, summary = blocks[name]
     columns = {"": {}}
     for which, (sentence, rows) in read_data(name).items():

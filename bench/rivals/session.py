@@ -3,7 +3,7 @@
 A result is {"key": [what was measured], "about": {...}, "seconds": {name: {what: [one for each
 round]}}, "reasons": {name: why not}, ...}. A file of results keeps the newest of each key, so that
 a comparison can be measured piece by piece. Data for users are tables in src/docs/data/NAME.csv of
-the last two processors; comments in their first lines name commit, machine and versions of each.
+the last three processors; comments in their first lines name commit, machine and versions of each.
 """
 
 import argparse
@@ -265,7 +265,7 @@ def merge_data(name, processor, sentence, rows):
     """Writes the rows of a processor before those of the one that was measured before it."""
     rows, said = [{"processor": processor, **row} for row in rows], [f"{processor}: {sentence}"]
     others = [(other, part) for other, part in read_data(name).items() if other != processor]
-    for other, (sentence, some) in others[:1]:
+    for other, (sentence, some) in others[:2]:
         said.append(f"{other}: {sentence}")
         rows += [{key: value for key, value in row.items() if value} for row in some]
     write_data(name, "\n".join(said), rows)

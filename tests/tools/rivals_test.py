@@ -30,7 +30,9 @@ with tempfile.TemporaryDirectory() as folder:
     import session
 
     session.data = pathlib.Path(folder)
-    for processor, column in ("Zen", "a"), ("Lake", "b"), ("Rapids", "c"), ("Lake", "d"):
+    measured = ("Zen", "z"), ("Milan", "a"), ("Lake", "b"), ("Rapids", "c"), ("Lake", "d")
+    for processor, column in measured:
         session.merge_data("table", processor, f"of {column}", [{column: "1"}] * 2)
-    table = "# Lake: of d\n# Rapids: of c\nprocessor,d,c\n" + "Lake,1,\n" * 2 + "Rapids,,1\n" * 2
+    table = "# Lake: of d\n# Rapids: of c\n# Milan: of a\nprocessor,d,c,a\n"
+    table += "Lake,1,,\n" * 2 + "Rapids,,1,\n" * 2 + "Milan,,,1\n" * 2
     assert (session.data / "table.csv").read_text() == table
