@@ -19,9 +19,8 @@
 /* ---- How a layer computes ------------------------------------------------------------------- */
 
 /*
- * Instruction sets. The last six add instructions for integer or BF16 arithmetic alone. Linux has
- * AMX for processes that asked for it, before they call this library, by
- *
+ * Instruction sets. AVX2_VNNI to AVX512_AMX, and WASM_*_DOT, only add integer or BF16 arithmetic.
+ * Linux has AMX for processes that asked for it before they call this library, by
  *     syscall(SYS_arch_prctl, 0x1023, 18);   (ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
  */
 #define MHA_INSTRUCTION_SET_AUTO 0u          /* the best one that this machine has */
@@ -35,6 +34,11 @@
 #define MHA_INSTRUCTION_SET_NEON_I8MM 8u     /* NEON_DOTPROD with FEAT_I8MM; on Linux only */
 #define MHA_INSTRUCTION_SET_AVX512_BF16 9u   /* AVX512_VNNI with AVX-512 BF16 */
 #define MHA_INSTRUCTION_SET_AVX512_AMX 10u   /* AVX512_VNNI with AMX for BF16; on Linux only */
+#define MHA_INSTRUCTION_SET_WASM_SIMD128 11u /* WebAssembly with SIMD; slow in floats */
+#define MHA_INSTRUCTION_SET_WASM_RELAXED 12u /* WebAssembly with relaxed SIMD, fused multiply-add */
+#define MHA_INSTRUCTION_SET_WASM_SIGNED_DOT 13u   /* WASM_RELAXED, dot products of signed bytes */
+#define MHA_INSTRUCTION_SET_WASM_UNSIGNED_DOT 14u /* WASM_RELAXED, those of unsigned bytes */
+#define MHA_INSTRUCTION_SET_RVV 15u          /* 64-bit RISC-V with vectors; by clang, on Linux */
 
 /* Returns the sets that this build has and this machine runs: bit 1u << MHA_INSTRUCTION_SET_X. */
 MHA_API uint32_t mha_instruction_sets(void);

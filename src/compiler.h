@@ -50,8 +50,16 @@
 #define MHA_HAS_ALL_x86_64
 #elif defined(__aarch64__)
 #define MHA_HAS_ALL_aarch64
+#elif defined(__wasm_relaxed_simd__)
+#define MHA_HAS_ALL_wasm32
+#elif defined(__wasm_simd128__)
+#define MHA_HAS_WASM_SIMD128
+#elif defined(__riscv_v) && __riscv_xlen == 64 && defined(__clang__) && __clang_major__ >= 17
+#define MHA_HAS_ALL_riscv64
 #endif
+#if !defined(MHA_FLAGS_GIVEN)
 #define MHA_HAS_ALL_any
+#endif
 
 #define MHA_PRAGMA(words) _Pragma(#words)
 
@@ -91,10 +99,14 @@
 #define MHA_SQRT __builtin_sqrt
 #define MHA_FMAF __builtin_fmaf
 
-// Vectors of 16 bytes where no instruction set is chosen.
-#define MHA_VECTOR(T) T __attribute__((vector_size(16)))
+// Vectors where no instruction set is chosen; the last two are clang's.
+#define MHA_VECTOR(T) MHA_VECTOR_OF(16, T)
+#define MHA_VECTOR_OF(bytes, T) T __attribute__((vector_size(bytes)))
+#define MHA_VECTOR_AMONG(T) T __attribute__((vector_size(16), aligned(sizeof(T)), may_alias))
 #define MHA_SHUFFLE(a, b, first, second, third, last) \
   __builtin_shufflevector(a, b, first, second, third, last)
+#define MHA_CONVERTED(x, T) __builtin_convertvector(x, T)
+#define MHA_FMA_OF_VECTORS(a, b, c) __builtin_elementwise_fma(a, b, c)
 
 // Single instructions where g++ would choose others. MHA_HOLD keeps x in a register of a kind, and
 // the optimizer does not know what it is afterwards. The next three add x, w * x, or w times a lane

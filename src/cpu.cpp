@@ -18,6 +18,8 @@
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#elif defined(__riscv) && defined(__linux__)
+#include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
 #include <sys/sysctl.h>
 #endif
@@ -153,6 +155,24 @@ MHA_READS_XCR uint32_t ask_machine() {
 #endif
   if (has_dotprod) sets |= bit(MHA_INSTRUCTION_SET_NEON_DOTPROD);
   if (has_dotprod && has_i8mm) sets |= bit(MHA_INSTRUCTION_SET_NEON_I8MM);
+#elif defined(__wasm__)
+#if defined(MHA_HAS_WASM_SIMD128) || defined(MHA_HAS_ALL_wasm32)
+  sets |= bit(MHA_INSTRUCTION_SET_WASM_SIMD128);
+#endif
+#if defined(MHA_HAS_WASM_RELAXED) || defined(MHA_HAS_ALL_wasm32)
+  if (codes_wasm_relaxed.is_as_defined()) {
+    sets |= bit(MHA_INSTRUCTION_SET_WASM_RELAXED);
+#if defined(MHA_HAS_WASM_SIGNED_DOT) || defined(MHA_HAS_ALL_wasm32)
+    if (codes_wasm_signed_dot.is_as_defined()) sets |= bit(MHA_INSTRUCTION_SET_WASM_SIGNED_DOT);
+#endif
+#if defined(MHA_HAS_WASM_UNSIGNED_DOT) || defined(MHA_HAS_ALL_wasm32)
+    if (codes_wasm_unsigned_dot.is_as_defined()) sets |= bit(MHA_INSTRUCTION_SET_WASM_UNSIGNED_DOT);
+#endif
+  }
+#endif
+#elif defined(__riscv) && defined(__linux__)
+  constexpr unsigned long hwcap_v = 1ul << ('V' - 'A');
+  if ((getauxval(AT_HWCAP) & hwcap_v) != 0) sets |= bit(MHA_INSTRUCTION_SET_RVV);
 #endif
   return sets;
 }

@@ -32,7 +32,7 @@ for argument in "$@"; do
   case $argument in
     --all)
       needed+=(ccache clang g++-aarch64-linux-gnu g++-riscv64-linux-gnu qemu-user)
-      useful+=(g++-mingw-w64-x86-64-posix wine libclang-rt-dev)
+      useful+=(g++-mingw-w64-x86-64-posix wine libclang-rt-dev clang-19)
       # What tools/test_avx512.sh needs. (Debian's busybox-static would take the place of busybox.)
       if [[ $(uname -m) == x86_64 ]]; then
         useful+=(bochs bochs-term bochsbios vgabios cpio isolinux syslinux-common xorriso)

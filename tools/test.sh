@@ -17,6 +17,9 @@ reports after them.
   build-aarch64/     cross-compiled for AArch64: the same, under emulation
   build-windows/     cross-compiled for Windows with MinGW-w64: the library; the bits of its DLL
                      under Wine
+  build-wasm/        WebAssembly: the published results under Node, by both compilers of V8, and
+                     without fused multiply-adds
+  build-riscv64-vectors/   the same for RISC-V with vectors, by clang 19, under emulation
   build/avx512/      on a processor without AVX-512 or its VNNI, the bits of these kernels under
                      emulation (tools/test_avx512.sh)
 
@@ -276,6 +279,40 @@ test_windows() {
   fi
 }
 [[ $matrix == quick || $(uname -m) != x86_64 ]] || test_windows
+test_wasm() {
+  [[ $setup == no ]] || tools/bindings/wasm/setup.sh || rm -f build/wasm/bin/wasm-c++
+  if [[ ! -x build/wasm/bin/wasm-c++ ]]; then
+    skip "WebAssembly, which needs tools/bindings/wasm/setup.sh"
+    return
+  fi
+  configure build-wasm Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/wasm.cmake" \
+    -DMHA_SHARED=OFF "${library[@]}"
+  build build-wasm --target tests_published
+  run_tests build-wasm -L '^published$'
+  [[ $matrix == all ]] || return 0
+  build build-wasm --target mha_test_generated
+  # That program catches exceptions, which programs for WebAssembly have not.
+  MHA_TEST_ROUNDS=0.1 run_part "generated calls under Node" build/wasm/bin/node --no-warnings \
+    tools/cmake/wasi.mjs build-wasm/bin/mha_test_generated --gtest_filter='*GeneratedPart*'
+}
+test_riscv_vectors() {
+  if ! command -v clang++-19 || ! command -v riscv64-linux-gnu-g++; then
+    skip "the kernels for vectors of RISC-V, which need Debian's clang-19 and g++-riscv64-linux-gnu"
+    return
+  fi
+  local folder=build-riscv64-vectors
+  configure $folder Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/riscv64-clang.cmake" \
+    -DMHA_SHARED=OFF "${library[@]}"
+  build $folder --target tests_published
+  run_tests $folder -L '^published$'
+  [[ $matrix == all ]] || return 0
+  build $folder --target tests_machine
+  MHA_TEST_ROUNDS=0.1 run_tests $folder -L '^machine$' -LE '^(once|repeated)$'
+}
+if [[ $matrix != quick ]]; then
+  test_wasm
+  test_riscv_vectors
+fi
 test_objects() {  # BUILD_TYPE
   local folder=build-${1,,}
   configure "$folder" "$1" "${library[@]}"

@@ -37,7 +37,7 @@ using SmallCode = int8_t;
 using SmallCode = int16_t;
 #endif
 // The same where weights are nibbles, whose products with bytes may be added in 16 bits.
-#if defined(MHA_KERNELS_SCALAR) || defined(__OPTIMIZE_SIZE__)
+#if defined(MHA_KERNELS_SCALAR) || defined(MHA_WIDENS_NIBBLES) || defined(__OPTIMIZE_SIZE__)
 using NibbleCode = SmallCode;
 #else
 using NibbleCode = int8_t;

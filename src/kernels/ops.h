@@ -39,8 +39,10 @@ constexpr bool is_small_code = false;
 
 using storage::bits_of, storage::float_of;
 
-#if !defined(MHA_KERNELS_SCALAR) || defined(__FP_FAST_FMAF) || defined(__FMA__) || \
-    defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)
+#if defined(MHA_RELAXED)
+MHA_INLINE float mul_add(float a, float b, float c);  // four_lanes.h
+#elif (!defined(MHA_KERNELS_SCALAR) && !defined(__wasm__)) || defined(__FP_FAST_FMAF) || \
+    defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)
 MHA_INLINE float mul_add(float a, float b, float c) { return MHA_FMAF(a, b, c); }
 #else
 MHA_INLINE float mul_add(float a, float b, float c) { return fma_in_binary64(a, b, c); }

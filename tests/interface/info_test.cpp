@@ -7,6 +7,8 @@
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#elif defined(__riscv) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 #include <map>
@@ -106,6 +108,9 @@ TEST(InstructionSets, AreOnlyThoseThatThisMachineRuns) {
                           // generation on the other
   possible |= bit(MHA_INSTRUCTION_SET_NEON_DOTPROD) | bit(MHA_INSTRUCTION_SET_NEON_I8MM);
 #endif
+#endif
+#if defined(__riscv) && defined(__linux__)
+  if (getauxval(AT_HWCAP) >> ('V' - 'A') & 1) possible |= bit(MHA_INSTRUCTION_SET_RVV);
 #endif
   EXPECT_EQ(sets & ~possible, 0u) << "a set that this machine can't run";
 #if defined(MHA_HAS_AVX512_BF16)

@@ -18,7 +18,7 @@ source = pathlib.Path(__file__).resolve().parent.parent.parent
 work, cmake = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2])
 off = [
     f"-DMHA_{part}=OFF"
-    for part in ("OPENBLAS", "PTHREADPOOL", "ONNX", "GGML", "TOOLS", "BENCH", "TESTS")
+    for part in ("OPENBLAS", "PTHREADPOOL", "ONNX", "GGML", "BINDINGS", "BENCH", "TESTS")
 ]
 
 

@@ -9,6 +9,8 @@
 #define NOMINMAX
 #endif
 #include <windows.h>
+#elif defined(__wasm__)
+#include <cstdlib>
 #else
 #include <sys/mman.h>
 #include <unistd.h>
@@ -49,6 +51,14 @@ inline void AllowPages(void *pages, size_t bytes, Access access) {
                                            : PAGE_READWRITE,
                  &before);
 }
+#elif defined(__wasm__)  // whose pages anybody may touch
+inline size_t PageBytes() { return 65536; }
+inline void *MapPages(size_t bytes) {
+  void *const pages = std::aligned_alloc(PageBytes(), bytes);
+  return pages ? std::memset(pages, 0, bytes) : nullptr;
+}
+inline void UnmapPages(void *pages, size_t) { std::free(pages); }
+inline void AllowPages(void *, size_t, Access) {}
 #else
 #ifndef MAP_NORESERVE  // FreeBSD reserves nothing anyway
 #define MAP_NORESERVE 0

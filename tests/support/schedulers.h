@@ -14,6 +14,13 @@ namespace support {
 
 using Task = void (*)(void *task_context, uint32_t index);
 
+#if defined(__wasm__)  // which has no threads here
+inline void RunOnThreads(void *context, uint32_t count, Task task, void *task_context) {
+  EXPECT_LE(count, static_cast<mha_scheduler *>(context)->num_threads);
+  for (uint32_t index = 0; index < count; index++) task(task_context, index);
+}
+constexpr auto RunTogether = RunOnThreads;
+#else
 // Each task on a thread of its own.
 inline void RunOnThreads(void *context, uint32_t count, Task task, void *task_context) {
   EXPECT_LE(count, static_cast<mha_scheduler *>(context)->num_threads);
@@ -35,6 +42,7 @@ inline void RunTogether(void *context, uint32_t count, Task task, void *task_con
   }
   for (std::thread &thread : threads) thread.join();
 }
+#endif
 
 // One after the other on the calling thread, the last index first.
 inline void RunBackwards(void *context, uint32_t count, Task task, void *task_context) {

@@ -124,6 +124,16 @@ impl InstructionSet {
     /// [`AVX512_VNNI`](Self::AVX512_VNNI) with AMX for bf16, on Linux in a process that asked for
     /// it before the first call: `libc::syscall(libc::SYS_arch_prctl, 0x1023, 18)`.
     pub const AVX512_AMX: Self = Self(sys::MHA_INSTRUCTION_SET_AVX512_AMX);
+    /// WebAssembly with SIMD; slow in floats.
+    pub const WASM_SIMD128: Self = Self(sys::MHA_INSTRUCTION_SET_WASM_SIMD128);
+    /// WebAssembly with relaxed SIMD, where the engine fuses multiply-adds.
+    pub const WASM_RELAXED: Self = Self(sys::MHA_INSTRUCTION_SET_WASM_RELAXED);
+    /// [`WASM_RELAXED`](Self::WASM_RELAXED) with dot products of signed bytes.
+    pub const WASM_SIGNED_DOT: Self = Self(sys::MHA_INSTRUCTION_SET_WASM_SIGNED_DOT);
+    /// [`WASM_RELAXED`](Self::WASM_RELAXED) with dot products of unsigned bytes.
+    pub const WASM_UNSIGNED_DOT: Self = Self(sys::MHA_INSTRUCTION_SET_WASM_UNSIGNED_DOT);
+    /// 64-bit RISC-V with vectors.
+    pub const RVV: Self = Self(sys::MHA_INSTRUCTION_SET_RVV);
 
     /// Returns the sets that the library contains and this machine can run.
     pub fn available() -> impl Iterator<Item = Self> {
