@@ -7,6 +7,7 @@ CONTRIBUTING.md ("Changing the interface") has the grammar of the comments.
     tools/interface.py write      write the files that follow from the table (`outputs`)
     tools/interface.py check      say whether these files are current
     tools/interface.py wrong_values FILE    write what tests pass as wrong values
+    tools/interface.py javascript FOLDER    write layout.js and options.d.ts of mha-wasm
     tools/interface.py --json     the same as JSON: {"constants": ..., "structs": ...}
 
 A field of the JSON has "field", "type", "comment" and "kind", one of: size (struct_size), reserved,
@@ -67,6 +68,13 @@ python_intro = '''\
 functions."""
 
 constants = """\\'''
+js_intro = """\
+// Written by tools/interface.py from the headers: constants, and the fields of the structs. Of a
+// field: - the binding sets it, ? NULL is allowed, *> written to, ~ an explicit 0 is MHA_EMPTY,
+// ! there is no default, =X the default, {PREFIX: A B} its constants (| flags), [A B] a shape."""
+ts_intro = """\
+// Written by tools/interface.py from the headers, whose comments these are.
+import type { Bytes, Doubles, Floats, Integers, KvCache, Matrix, Rows, Strides } from './mha.js';"""
 # Words of shapes that are no field: of a matrix, its columns together, and functions.
 other_words = ("in", "out", "qkv_dim", "ceil", "max")
 
@@ -463,6 +471,146 @@ def python_source(table):
     return "\n".join([*lines, '"""', ""])
 
 
+# ---- The structs and constants of JavaScript
+
+
+def camel(name):
+    first, *rest = name.lower().split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def js_names(row):
+    """The names of a choice's constants or flags, and what of them JavaScript leaves out."""
+    names = list(row["choices"])
+    short = re.search(r"MHA_[A-Z0-9_]+(?:,| or| \|) ([A-Z][A-Z0-9_]*)", row["comment"])
+    if short and not short[1].startswith("MHA_"):
+        return names, names[1].removesuffix(short[1])
+    start = os.path.commonprefix(names)
+    return names, start[: start.rindex("_") + 1]
+
+
+def js_extent(text, known, shape=()):
+    """A number that other fields say, without blanks; None of other words."""
+    words = set(re.findall(r"[a-z]\w*", text))
+    if not re.fullmatch(r"[\w *+/(),-]+", text) or words - known - {"ceil", "max"}:
+        return None
+    if text == "n_kv" and "n_q" in shape:  # as many columns as there are keys to attend to
+        return "keys"
+    return re.sub(r"[a-z]\w*", lambda word: camel(word[0]), text).replace(" ", "")
+
+
+def is_hidden(row):
+    """Whether a field is none of JavaScript's options: the binding sets it, or it is a function, or
+    only for pools."""
+    of_pools = ("cache_lengths", "block_tables", "block_table_entries", "block_table_starts")
+    functions = ("mha_scheduler *", "mha_sgemm", "mha_allocator *")
+    return (
+        row["kind"] in ("size", "reserved", "other")
+        or "void" in row["type"]
+        or (row["type"] == "int64_t" and row["field"].endswith("_stride"))
+        or row["type"].removeprefix("const ") in functions
+        or row["field"] in of_pools
+    )
+
+
+def js_field(row, table, known):
+    """The field as layout.js has it: "i64 keyDim=queryDim"."""
+    kind, name = python_kind(row), camel(row["field"])
+    pointee = re.sub(r"const |struct | ?\*", "", row["type"])
+    if is_hidden(row) and row["kind"] != "result":
+        return f"{kind} -{name}"
+    if kind in ("ptr", "out"):
+        words = {"float": "f32", "double": "f64", "uint8_t": "u8", "int32_t": "i32"}
+        kind = words.get(pointee, pointee.replace("int64_t", "i64")) + "*"
+        kind += ">" * (not row["type"].startswith("const ") and row["kind"] == "array")
+    text = f"{kind} {name}" + "?" * (row["kind"] == "array" and "null" in row)
+    if row["kind"] in ("choice", "flags"):
+        names, prefix = js_names(row)
+        every = [x for x in table["constants"] if x.startswith(prefix)] == names and prefix[4:]
+        listed = "*" if every else " ".join(x.removeprefix(prefix) for x in names)
+        return f"{text}{{{'|' * (row['kind'] == 'flags')}{prefix[4:]}: {listed}}}"
+    if row["kind"] == "number":
+        default = js_extent(row.get("default", "?"), known)
+        text += "~" * ("empty" in row)
+        if default and row["type"] in ("int64_t", "uint32_t") and default != "0":
+            text += f"={default}"
+        elif is_needed(row) or "empty" in row:
+            text += "!"
+    for shape in row.get("shapes", []):
+        text += f"[{' '.join(js_extent(x, known, shape) for x in shape)}]"
+    return text
+
+
+def is_needed(row):
+    least = row.get("least", 0)
+    return row["kind"] == "number" and "default" not in row and least != 0
+
+
+def js_source(table):
+    known = {row["field"] for s in table["structs"].values() for row in s["rows"]}
+    known |= set(other_words)
+    constants = (f"{name[4:]}={x}" for name, x in table["constants"].items() if abs(x) < 2**63)
+    constants = f"export const constants = '{' '.join(constants)}';"
+    lines = [js_intro, constants, "export const structs = `"]
+    for struct, found in table["structs"].items():
+        fields = (js_field(row, table, known) for row in found["rows"])
+        lines.append(f"{struct}: {', '.join(fields)}")
+    return "\n".join([*lines, "`;", ""])
+
+
+def ts_type(row):
+    kind, pointee = row["type"], re.sub(r"const |struct | ?\*", "", row["type"])
+    if row["kind"] in ("choice", "flags"):
+        names, prefix = js_names(row)
+        return " | ".join(f"'{camel(name.removeprefix(prefix))}'" for name in names)
+    if row["kind"] == "array":
+        names = dict(mha_matrix="Matrix", mha_input="Rows", mha_output="Rows", float="Floats",
+                     double="Doubles", uint8_t="Bytes")  # fmt: skip
+        is_written = kind == "mha_output" or ("*" in kind and not kind.startswith("const "))
+        return "true | " * is_written + names.get(pointee, "Integers")
+    return ts_name(pointee) if pointee.startswith("mha_") else "number"
+
+
+def ts_name(struct):
+    return camel("x_" + struct.removeprefix("mha_"))[1:]
+
+
+def ts_source(table):
+    """The options of JavaScript's calls, with the comments of the headers."""
+    lines = [ts_intro]
+    left_out = ("mha_error", "mha_allocator", "mha_kv_pool", "mha_partials_args", *unchecked)
+    for struct, found in table["structs"].items():
+        if struct in left_out:
+            continue
+        rows, is_result = found["rows"], struct in filled_by_library
+        base = " extends Call" * any(row["field"] == "call" for row in rows)
+        lines.append(f"\nexport interface {ts_name(struct)}{base} {{")
+        told = set()  # what the length of an array tells is not needed
+        for row in rows:
+            for shape in row.get("shapes", [])[:1]:
+                names = [x for x in shape if re.fullmatch(r"[a-z]\w*", x)]
+                told |= set(names) if len(names) == 1 and "null" not in row else set()
+        for row in rows:
+            if row["field"] == "call" or (row["kind"] != "result" and is_hidden(row)):
+                continue
+            said = row["comment"].replace("*/", "* /")
+            lines += [f"  /** {said} */"] if said else []
+            if row["kind"] == "flags":
+                names, prefix = js_names(row)
+                fields = {camel(r["field"]) for r in rows}
+                start = row["field"].removesuffix("flags")
+                flags = (camel(start + n.removeprefix(prefix)) for n in names)
+                lines += [f"  {name}?: boolean;" for name in flags if name not in fields]
+                continue
+            is_data = row["kind"] == "array" and "null" not in row
+            is_data &= row["type"] != "mha_output" and "*" not in row["type"][:-1]
+            is_number = is_needed(row) and "empty" not in row and row["field"] not in told
+            mark = "" if is_result or is_data or is_number else "?"
+            lines.append(f"  {camel(row['field'])}{mark}: {ts_type(row)};")
+        lines.append("}")
+    return "\n".join([*lines, ""])
+
+
 outputs = {
     "src/check/fields.cpp": fields_source,
     "tools/bindings/python/mha/_interface.py": python_source,
@@ -483,6 +631,10 @@ def main(arguments):
         return
     if len(arguments) == 2 and arguments[0] == "wrong_values":
         pathlib.Path(arguments[1]).write_text(wrong_source(table))
+        return
+    if len(arguments) == 2 and arguments[0] == "javascript":
+        for name, source in ("layout.js", js_source), ("options.d.ts", ts_source):
+            pathlib.Path(arguments[1], name).write_text(source(table))
         return
     if arguments == ["--json"]:
         json.dump(table, sys.stdout, indent=1)

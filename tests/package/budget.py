@@ -54,14 +54,15 @@ def docstrings(tree, is_public):
                 yield node.body[0].end_lineno - node.body[0].lineno + 1
 
 
-documentation = sum(  # lines that users of Python and Rust read
+documentation = sum(  # lines that users of Python, Rust and JavaScript read
     sum(docstrings(ast.parse(text), path.name[0] != "_" or path.name == "__init__.py"))
     if path.suffix == ".py"
-    else len(re.findall(r"^ *//[/!]", text, re.MULTILINE))
+    else len(re.findall(r"\n" if path.suffix == ".ts" else r"^ *(//[/!]|/\*\*| \* )", text, re.M))
     for path, text in texts.items()
     if path.match("tools/bindings/rust/*/src/*.rs")
     or path.match("tools/adapters/candle/src/*.rs")
     or path.match("tools/adapters/vllm/mha_vllm/*.py")
+    or path.match("tools/bindings/wasm/*.[jt]s")
     or (path.suffix == ".py" and path.is_relative_to("tools/bindings/python/mha"))
 )
 
