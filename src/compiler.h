@@ -99,7 +99,8 @@
 #define MHA_SQRT __builtin_sqrt
 #define MHA_FMAF __builtin_fmaf
 
-// Vectors where no instruction set is chosen; the last two are clang's.
+// Vectors where no instruction set is chosen; _AMONG is one in an array of T, at the address of any
+// number. The last two are clang's.
 #define MHA_VECTOR(T) MHA_VECTOR_OF(16, T)
 #define MHA_VECTOR_OF(bytes, T) T __attribute__((vector_size(bytes)))
 #define MHA_VECTOR_AMONG(T) T __attribute__((vector_size(16), aligned(sizeof(T)), may_alias))

@@ -296,7 +296,7 @@ test_wasm() {
     tools/cmake/wasi.mjs build-wasm/bin/mha_test_generated --gtest_filter='*GeneratedPart*'
 }
 test_riscv_vectors() {
-  if ! command -v clang++-19 || ! command -v riscv64-linux-gnu-g++; then
+  if ! command -v clang++-19 >/dev/null || ! command -v riscv64-linux-gnu-g++ >/dev/null; then
     skip "the kernels for vectors of RISC-V, which need Debian's clang-19 and g++-riscv64-linux-gnu"
     return
   fi

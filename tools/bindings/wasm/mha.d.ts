@@ -104,7 +104,7 @@ export interface LoadOptions {
   maxBytes?: number;
 }
 
-/** Whether the engine takes mha.wasm; mha_simd128.wasm is for the others. */
+/** Whether the engine has relaxed SIMD, which mha.wasm needs. */
 export const hasRelaxedSimd: boolean;
 
 /** Instantiates the library. Each instance has memory of its own. */
