@@ -498,7 +498,7 @@ def llama_picture(pyplot, about, rows):
         row["model"]: row["model"].replace(".", " ", 1).replace("-135M-Instruct", "")
         for row in rows
     }
-    names = [name for name in titles if name.endswith(("F16", "Q4_1"))]
+    names = [name for name in titles if name.endswith(("F16", "Q4_K_M"))]
     figure, (prompts, *panels) = pyplot.subplots(
         1,
         1 + len(names),
@@ -509,7 +509,7 @@ def llama_picture(pyplot, about, rows):
     first = [row for row in rows if row["tokens"] == "prompt"]
     series = {name: [number(row[name]) for row in first] for name in llama.settings}
     bars(prompts, list(titles.values()), series, lambda i: f"{first[i]['gain']}x")
-    prompts.set_title("Prompt of 4,096", fontsize=9)
+    prompts.set_title("Prompt", fontsize=9)
     panels[0].set_ylabel("Tokens by depth", fontsize=8)
     for axes, name in zip(panels, names, strict=True):
         some = [row for row in rows if row["model"] == name and row["tokens"] != "prompt"]
@@ -523,7 +523,7 @@ def llama_picture(pyplot, about, rows):
     for axes in (prompts, *panels):
         axes.tick_params(labelsize=7)
     title = "llama.cpp with -fa off, -fa on and mha, tokens per second on 2 threads; after the bars"
-    title += f" of mha, the speed relative to the better setting; {about}"
+    title += f" of mha, the speed\nrelative to the better setting; {about}"
     save(figure, prompts, "llama.png", title)
 
 
