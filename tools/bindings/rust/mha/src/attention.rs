@@ -381,6 +381,7 @@ impl<'a> AttentionCall<'a> {
         let [batch, n_q, n_kv] = extents!(of => batch, n_q, n_kv);
         let [heads, kv_heads] = extents!(of => num_heads, num_kv_heads);
         let [width, width_v] = extents!(of => head_dim, head_dim_v);
+        self.options.check(&of)?;
         let keys = self.keys();
         self.q.check("q", &[batch, n_q, heads, width])?;
         keys.check("k", &[batch, n_kv, kv_heads, width])?;
@@ -402,7 +403,6 @@ impl<'a> AttentionCall<'a> {
         }
         let chooses = ("choose_keys", self.choice.is_some());
         needs(("index_scores", self.index_scores.is_some()), chooses)?;
-        self.options.check(&of)?;
         let mut pointees = self.options.pointees(&of)?;
         pointees.connect();
 

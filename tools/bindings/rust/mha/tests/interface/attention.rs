@@ -267,6 +267,10 @@ fn keys_are_chosen_by_their_index_scores() {
     assert_eq!(chosen, [0, 2, -1, -1]);
     let mut scores = [0.0; 5];
     let call = attention.choose_keys(&q, &weights, 1, &mut chosen[..1]).cache_read(&cache);
+    let sentence =
+        call.cache_sequences(&[]).index_scores(&mut scores).refused(ErrorKind::SliceLength);
+    assert_eq!(sentence, "cache_sequences has 0 elements; [sequences 1] are 1");
+    let call = attention.choose_keys(&q, &weights, 1, &mut chosen[..1]).cache_read(&cache);
     call.index_scores(&mut scores).done();
     assert_eq!((chosen[0], scores[1]), (2, -3.0));
 }
