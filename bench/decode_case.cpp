@@ -196,7 +196,7 @@ class DecodeAttention : public DecodeCase {
     bytes =
         keys() * static_cast<double>(shape.kv_heads) * key_value_bytes(shape.head_dim, options) +
         2 * sizeof(float) * static_cast<double>(rows_) * width;
-    stages = {{4 * width * keys(), bytes}};
+    stages = {{4 * width * static_cast<double>(shape.n) * keys(), bytes}};
     support::AttentionProblem problem;
     problem.is_in_integers = options.attends_in_integers;
     problem.batch = shape.batch;

@@ -12,6 +12,7 @@ support::LayerProblem problem_of(const LayerShape &shape, const LayerOptions &op
       random_layer(shape.batch, shape.n, shape.width, shape.heads, shape.heads);
   problem.is_causal = shape.is_causal;
   problem.arithmetic = options.arithmetic;
+  problem.is_in_integers = options.attends_in_integers;
   return problem;
 }
 

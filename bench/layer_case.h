@@ -51,6 +51,7 @@ struct LayerOptions {
   uint32_t threads = 1;
   support::Arithmetic arithmetic = support::Arithmetic::kF32;
   support::Stored weight_type = support::Stored::kF32;
+  bool attends_in_integers = false;
 };
 
 // The library's layer.

@@ -125,12 +125,16 @@ const Group storage_benchmarks([](const Setting &setting) {
     LayerOptions chosen = floats;
     if (!is_bf16) chosen.weight_type = support::Stored::kInt8;
     chosen.arithmetic = static_cast<support::Arithmetic>(arithmetic);
-    for (const LayerShape &layer : layers) {
-      add(group + "/" + layer.name(), [=] {
-        std::unique_ptr<Case> test = make_layer_case(layer, chosen);
-        test->in_integers = true;
-        return beside_f32(std::move(test), make_layer_case(layer, floats));
-      });
+    for (const bool attends_in_integers : {false, true}) {
+      if (attends_in_integers && arithmetic != MHA_ARITHMETIC_INT16) continue;
+      chosen.attends_in_integers = attends_in_integers;
+      for (const LayerShape &layer : layers) {
+        add(group + (attends_in_integers ? "/attention/" : "/") + layer.name(), [=] {
+          std::unique_ptr<Case> test = make_layer_case(layer, chosen);
+          test->in_integers = true;
+          return beside_f32(std::move(test), make_layer_case(layer, floats));
+        });
+      }
     }
     for (const auto &[type, weights] :
          {std::pair(MHA_TYPE_INT8, "int8"), std::pair(MHA_TYPE_INT4, "int4"),
