@@ -1,18 +1,19 @@
-// The contract's fma in plain operations, that of the kernels (src/kernels/fma.h) and that of the
-// specification, beside the processor's instruction; where there is none, beside each other. The
-// number of random triples is multiplied by MHA_TEST_ROUNDS.
+// The contract's fma in plain operations (src/kernels/fma.h), by the vectors of each instruction
+// set and by the specification, beside the processor's instruction; where there is none, beside the
+// specification. The number of random triples is multiplied by MHA_TEST_ROUNDS.
 #include "kernels/fma.h"
 
 #include <gtest/gtest.h>
+#include <mha.h>
 
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "contract/kernel_functions.h"
 #include "spec/spec.h"
 #include "support/random.h"
 #include "support/rounds.h"
@@ -22,12 +23,6 @@ namespace {
 
 using namespace support;  // NOLINT: this file is about nothing else
 
-uint32_t Bits(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-
 struct Triple {
   float a, b, c;
 };
@@ -36,39 +31,47 @@ std::string Text(const Triple &t) {
   return "(" + HexFloat(t.a) + ", " + HexFloat(t.b) + ", " + HexFloat(t.c) + ")";
 }
 
-// The expected results, one for each triple.
 #if defined(__x86_64__)
 __attribute__((target("fma"))) void ByInstruction(const std::vector<Triple> &triples,
-                                                  std::vector<float> *results) {
-  for (size_t n = 0; n < triples.size(); n++)
-    (*results)[n] = __builtin_fmaf(triples[n].a, triples[n].b, triples[n].c);
+                                                  float *results) {
+  for (const Triple &t : triples) *results++ = __builtin_fmaf(t.a, t.b, t.c);
 }
 #endif
 
-void Expect(const std::vector<Triple> &triples, std::vector<float> *results) {
-  results->resize(triples.size());
+std::vector<float> ExpectedOf(const std::vector<Triple> &triples) {
+  std::vector<float> results(triples.size());
 #if defined(__x86_64__)
-  if (spec::HasHardwareFma()) return ByInstruction(triples, results);
+  if (spec::HasHardwareFma()) return ByInstruction(triples, results.data()), results;
 #endif
   for (size_t n = 0; n < triples.size(); n++)
-    (*results)[n] = spec::kBaseline.fma(triples[n].a, triples[n].b, triples[n].c);
+    results[n] = spec::kBaseline.fma(triples[n].a, triples[n].b, triples[n].c);
+  return results;
 }
 
-float OfKernels(float a, float b, float c) { return mha::fma_in_binary64(a, b, c); }
-float OfSpecification(float a, float b, float c) { return spec::kBaseline.fma(a, b, c); }
-
-// Whether two results are one: the payload of a NaN is not defined.
-bool AreSame(float x, float y) { return Bits(x) == Bits(y) || (x != x && y != y); }
-
-template <typename Fma>
-void Compare(const char *whose, Fma fma, const std::vector<Triple> &triples,
-             const std::vector<float> &expected) {
-  for (size_t n = 0; n < triples.size(); n++) {
-    const Triple &t = triples[n];
-    const float result = fma(t.a, t.b, t.c);
-    ASSERT_TRUE(AreSame(result, expected[n]))
-        << whose << ": fma" << Text(t) << " is " << HexFloat(result) << " instead of "
-        << HexFloat(expected[n]);
+// Each fma beside the expected results. That of the specification, by integers, takes longer.
+void Compare(std::vector<Triple> triples, const std::vector<float> &expected,
+             bool with_specification) {
+  const auto compare = [&](const char *whose, const auto &result_of) {
+    for (size_t n = 0; n < expected.size(); n++) {
+      const float result = result_of(n);
+      // The payload of a NaN is not defined.
+      ASSERT_TRUE(Bits(result) == Bits(expected[n]) ||
+                  (result != result && expected[n] != expected[n]))
+          << whose << ": fma" << Text(triples[n]) << " is " << HexFloat(result) << " instead of "
+          << HexFloat(expected[n]);
+    }
+  };
+  const auto of_each = [&](const auto &fma) {
+    return [&](size_t n) { return fma(triples[n].a, triples[n].b, triples[n].c); };
+  };
+  compare("plain C++", of_each(mha::fma_in_binary64));
+  if (with_specification) compare("the specification", of_each(spec::kBaseline.fma));
+  triples.resize((triples.size() + 15) / 16 * 16);
+  std::vector<float> y(triples.size());
+  for (const KernelFunctions *set : {MHA_TEST_KERNEL_FUNCTIONS}) {
+    if (!(mha_instruction_sets() >> set->instruction_set & 1)) continue;
+    set->fma(&triples[0].a, static_cast<int64_t>(y.size()), y.data());
+    compare(mha_instruction_set_name(set->instruction_set), [&](size_t n) { return y[n]; });
   }
 }
 
@@ -77,15 +80,10 @@ template <typename Draw>
 void CompareRandom(uint64_t seed, int64_t count, Draw draw) {
   Random random(seed);
   std::vector<Triple> triples(10'000);
-  std::vector<float> expected;
   int64_t done = 0;
   for (int64_t batch = 0; done < count && !testing::Test::HasFailure(); batch++) {
     for (Triple &triple : triples) triple = draw(&random);
-    Expect(triples, &expected);
-    Compare("the kernels", OfKernels, triples, expected);
-    if (batch % 10 == 0)
-      Compare("the specification", OfSpecification, triples,
-              expected);  // by integers, which takes longer
+    Compare(triples, ExpectedOf(triples), batch % 10 == 0);
     done += static_cast<int64_t>(triples.size());
   }
   std::printf("%lld triples\n", static_cast<long long>(done));
@@ -116,7 +114,7 @@ float WithExponent(Random *random, int64_t exponent) {
   return FromBits((random->Coin() ? 0x80000000u : 0u) | field << 23 | Significand(random));
 }
 
-TEST(Fma, EqualsTheInstructionForAnyBits) {
+TEST(Fma, OfEachSetEqualsTheInstructionForAnyBits) {
   CompareRandom(1, support::Rounds(20'000'000), [](Random *random) -> Triple {
     const uint64_t first = random->Next();
     return {FromBits(static_cast<uint32_t>(first)), FromBits(static_cast<uint32_t>(first >> 32)),
@@ -126,7 +124,7 @@ TEST(Fma, EqualsTheInstructionForAnyBits) {
 
 // Products and addends that share bits of the result, of every size: from below the subnormal
 // numbers to beyond the largest.
-TEST(Fma, EqualsTheInstructionWhereTheTermsOverlap) {
+TEST(Fma, OfEachSetEqualsTheInstructionWhereTheTermsOverlap) {
   CompareRandom(2, support::Rounds(10'000'000), [](Random *random) -> Triple {
     const int64_t product = random->Between(-180, 130);
     const int64_t a =
@@ -137,7 +135,7 @@ TEST(Fma, EqualsTheInstructionWhereTheTermsOverlap) {
 }
 
 // What is left of a difference of almost equal terms has few bits, or is zero.
-TEST(Fma, EqualsTheInstructionWhereTheTermsCancel) {
+TEST(Fma, OfEachSetEqualsTheInstructionWhereTheTermsCancel) {
   CompareRandom(3, support::Rounds(10'000'000), [](Random *random) -> Triple {
     const int64_t a = random->Between(-127, 127);
     const Triple t = {WithExponent(random, a),
@@ -153,7 +151,7 @@ TEST(Fma, EqualsTheInstructionWhereTheTermsCancel) {
 // Sums as near to the middle of two neighbouring floats as a product can bring them: half of the
 // addend's last place, times 1 - d^2, 1 - d, 1 or 1 + d for some small d. Rounding twice is wrong
 // here, among subnormal numbers and at the overflow border too.
-TEST(Fma, EqualsTheInstructionNearTheMiddleOfTwoFloats) {
+TEST(Fma, OfEachSetEqualsTheInstructionNearTheMiddleOfTwoFloats) {
   CompareRandom(4, support::Rounds(10'000'000), [](Random *random) -> Triple {
     // All exponents; the lowest and the highest more often.
     int64_t exponent = random->Between(-127, 127);
@@ -176,7 +174,7 @@ TEST(Fma, EqualsTheInstructionNearTheMiddleOfTwoFloats) {
 
 // Every kind of number crossed with every other: zeros, subnormal numbers, ones, powers, the ends
 // of the range, with neighbours and signs.
-TEST(Fma, EqualsTheInstructionForAllEdgesCrossed) {
+TEST(Fma, OfEachSetEqualsTheInstructionForAllEdgesCrossed) {
   std::vector<float> edges;
   const uint32_t kMagnitudes[] = {
       0x00000000u, 0x00000001u, 0x00000002u, 0x00000003u, 0x00000100u,
@@ -203,15 +201,12 @@ TEST(Fma, EqualsTheInstructionForAllEdgesCrossed) {
       for (const float c : edges) triples.push_back({a, b, c});
     }
   }
-  std::vector<float> expected;
-  Expect(triples, &expected);
-  Compare("the kernels", OfKernels, triples, expected);
-  Compare("the specification", OfSpecification, triples, expected);
+  Compare(triples, ExpectedOf(triples), true);
   std::printf("%zu triples\n", triples.size());
 }
 
 // A few whose results are known, so that these do not rest on a processor.
-TEST(Fma, RoundsOnce) {
+TEST(Fma, OfEachSetRoundsOnce) {
   const struct {
     Triple t;
     float result;
@@ -234,12 +229,7 @@ TEST(Fma, RoundsOnce) {
       {{-0x1p-100f, 0x1p-100f, 0.0f}, -0.0f},
       {{-0x1p-100f, 0x1p-100f, 0x1p-149f}, 0x1p-149f},
   };
-  for (const auto &known : kCases) {
-    const Triple &t = known.t;
-    EXPECT_EQ(Bits(OfKernels(t.a, t.b, t.c)), Bits(known.result)) << "the kernels: fma" << Text(t);
-    EXPECT_EQ(Bits(OfSpecification(t.a, t.b, t.c)), Bits(known.result))
-        << "the specification: fma" << Text(t);
-  }
+  for (const auto &known : kCases) Compare({known.t}, {known.result}, true);
 }
 
 }  // namespace

@@ -15,8 +15,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -25,9 +23,11 @@
 #include "support/random.h"
 #include "support/rounds.h"
 #include "support/same_bits.h"
+#include "support/schedulers.h"
 
 namespace {
 
+using support::Bits;
 using support::FromBits;
 using support::HexFloat;
 
@@ -35,12 +35,6 @@ const float kInfinity = std::numeric_limits<float>::infinity();
 const float kMax = std::numeric_limits<float>::max();
 const float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kCut = -0x1.5d589ep+6f;
-
-uint32_t Bits(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
 
 // The distance of y from exact in units of the last place that a float of exact's size has.
 double UlpError(float y, double exact) {
@@ -101,16 +95,15 @@ void ExpectOfEach(const char *name, const std::vector<Map * KernelFunctions::*> 
     for (int64_t first = 0; first < range.Count(); first += kBlock)
       blocks.emplace_back(range, first);
   }
-  std::mutex mutex;
-  Worst worst;
-  const auto compare = [&](const Range &range, int64_t first) {
+  constexpr uint32_t kThreads = 8;
+  Worst worst, of_threads[kThreads];
+  const auto compare = [&](const Range &range, int64_t first, Worst *of_block) {
     float x[kBlock], expected[kBlock], some[kBlock], y[kBlock];
-    Worst of_block;
     for (int64_t i = 0; i < kBlock; i++) {
       x[i] = range.Number(first + i);
       expected[i] = specified(x[i]);
       const double of_exact = exact(static_cast<double>(x[i]));
-      if (of_exact == of_exact) of_block.Add({UlpError(expected[i], of_exact), x[i]});
+      if (of_exact == of_exact) of_block->Add({UlpError(expected[i], of_exact), x[i]});
     }
     for (const KernelFunctions *set : {MHA_TEST_KERNEL_FUNCTIONS}) {
       if (!(mha_instruction_sets() >> set->instruction_set & 1)) continue;
@@ -132,18 +125,13 @@ void ExpectOfEach(const char *name, const std::vector<Map * KernelFunctions::*> 
         }
       }
     }
-    const std::lock_guard<std::mutex> lock(mutex);
-    worst.Add(of_block);
   };
   std::atomic<size_t> next{0};
-  std::vector<std::thread> threads(std::max(1u, std::thread::hardware_concurrency()));
-  for (std::thread &thread : threads) {
-    thread = std::thread([&] {
-      for (size_t i = next++; i < blocks.size() && !testing::Test::HasFailure(); i = next++)
-        compare(blocks[i].first, blocks[i].second);
-    });
-  }
-  for (std::thread &thread : threads) thread.join();
+  support::OnThreads(kThreads, [&](uint32_t thread) {
+    for (size_t i = next++; i < blocks.size() && !testing::Test::HasFailure(); i = next++)
+      compare(blocks[i].first, blocks[i].second, &of_threads[thread]);
+  });
+  for (const Worst &of_thread : of_threads) worst.Add(of_thread);
   std::printf("%s: %.4f ulp at %a, %lld floats\n", name, worst.error, static_cast<double>(worst.x),
               static_cast<long long>(floats));
   EXPECT_LE(worst.error, bound) << name << " at " << HexFloat(worst.x);

@@ -42,6 +42,16 @@ bool takes_pairs(int how) {
   });
 }
 
+void fma_of_triples(const float *x, int64_t count, float *y) {
+  constexpr int64_t lanes = Vector::size;
+  for (int64_t i = 0; i < count; i += lanes) {
+    float terms[3][lanes];
+    for (int64_t k = 0; k < 3 * lanes; ++k) terms[k % 3][k / 3] = x[3 * i + k];
+    const Vector a = load<Vector>(terms[0]), b = load<Vector>(terms[1]), c = load<Vector>(terms[2]);
+    store(y + i, mul_add(a, b, c));
+  }
+}
+
 int32_t greatest_codes4(float x) {
   const float factor = int4_scale_of(x, x - x == 0.0f).factor;
   return 16 * int4_of(x, factor) + int4_of(-x, factor);
@@ -80,4 +90,5 @@ constexpr KernelFunctions MHA_TESTED_FUNCTIONS = {
     MHA_OF_FLOATS(code_of(x[i], scale_of(x[i], 127).factor)),
     MHA_OF_FLOATS(code_of(x[i], scale_of(x[i], 32767).factor)),
     MHA_OF_FLOATS(greatest_codes4(x[i])),
-    takes_pairs};
+    takes_pairs,
+    fma_of_triples};

@@ -20,6 +20,7 @@ struct KernelFunctions {
   Map *greatest8, *greatest16, *greatest4;  // the code of x where it is the greatest of its row; of
                                             // int4 16 times that, and the code of -x
   TakesPairs *takes_pairs;
+  Map *fma;  // of count triples, one after the other in x
 };
 
 #define MHA_SET(name, ...) extern const KernelFunctions name##_functions;

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -14,13 +13,8 @@
 
 namespace {
 
+using support::Bits;
 using support::FromBits;
-
-uint32_t Bits(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
 
 // What a 16-bit format with so many exponent bits means, by its definition.
 double Meaning(uint32_t stored, int exponent_bits) {

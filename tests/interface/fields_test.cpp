@@ -183,7 +183,7 @@ void ExpectStructSizeRule(const Struct &valid, uint32_t argument, const Call &ca
     }
   }
   // A size that was never set leads far outside the struct, so it is not followed.
-  for (const size_t size : {size_t{65537}, SIZE_MAX}) {
+  for (const size_t size : {size_t{65537}, size_t{SIZE_MAX}}) {
     Memory memory(sizeof(Struct), Place::kBeforeGuard, alignof(Struct));
     const Struct *placed = place(memory, size);
     ExpectFails([&](auto *error) { return call(placed, error); }, expected);

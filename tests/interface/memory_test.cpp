@@ -11,7 +11,6 @@
 #include <memory>
 #include <optional>
 #include <sstream>
-#include <thread>
 
 #include "interface/calls.h"
 #include "support/choice.h"
@@ -1456,17 +1455,13 @@ TEST_P(CacheMemory, AnyNumberOfThreadsAttendToOneCacheAtTheSameTime) {
     queries.k.clear();
     queries.v.clear();
     std::vector<Outputs> outputs(kThreads);
-    std::vector<std::thread> threads;
-    for (int n = 0; n < kThreads; n++) {
-      threads.emplace_back([&, n] {
-        AttentionCall call;
-        call.instruction_set = instruction_set();
-        call.cache.cache = cache.get();
-        call.cache.columns = 50;
-        for (int round = 0; round < 10; round++) outputs[n] = Attend(queries, call);
-      });
-    }
-    for (std::thread &thread : threads) thread.join();
+    OnThreads(kThreads, [&](uint32_t n) {
+      AttentionCall call;
+      call.instruction_set = instruction_set();
+      call.cache.cache = cache.get();
+      call.cache.columns = 50;
+      for (int round = 0; round < 10; round++) outputs[n] = Attend(queries, call);
+    });
     for (const Outputs &output : outputs)
       EXPECT_TRUE(SameBits(output, Specify(problem))) << Describe(form);
   }
@@ -1489,31 +1484,24 @@ TEST_P(SharedLayer, GivesEveryThreadTheSameBits) {
   ASSERT_EQ(view.status, MHA_OK);
   ForwardData shared(layer.get(), problem, {Guarded(kAskAll)});
   const Outputs expected = shared.Compute();
-  constexpr int kThreads = 4;
   std::atomic<int> different{0};
-  std::atomic<int> ready{0};
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&, t] {
-      ForwardData own(t % 2 == 0 ? layer.get() : view.layer, problem, {Guarded(kAskAll)});
-      own.args.query.data = shared.args.query.data;
-      own.args.key.data = shared.args.key.data;
-      own.args.value.data = shared.args.value.data;
-      Memory workspace(own.WorkspaceBytes());
-      for (++ready; ready < kThreads;) std::this_thread::yield();
-      for (int i = 0; i < 25; ++i) {
-        own.PoisonOutputs();
-        mha_error error;
-        if (own.Run(workspace.data(), workspace.size(), &error) != MHA_OK ||
-            !SameBits(own.Results(), expected))
-          ++different;
-        mha_layer_config config = Zeroed<mha_layer_config>();
-        if (mha_layer_shape(own.layer, &config, &error) != MHA_OK || config.num_heads != 4)
-          ++different;
-      }
-    });
-  }
-  for (std::thread &thread : threads) thread.join();
+  OnThreadsTogether(4, [&](uint32_t t) {
+    ForwardData own(t % 2 == 0 ? layer.get() : view.layer, problem, {Guarded(kAskAll)});
+    own.args.query.data = shared.args.query.data;
+    own.args.key.data = shared.args.key.data;
+    own.args.value.data = shared.args.value.data;
+    Memory workspace(own.WorkspaceBytes());
+    for (int i = 0; i < 25; ++i) {
+      own.PoisonOutputs();
+      mha_error error;
+      if (own.Run(workspace.data(), workspace.size(), &error) != MHA_OK ||
+          !SameBits(own.Results(), expected))
+        ++different;
+      mha_layer_config config = Zeroed<mha_layer_config>();
+      if (mha_layer_shape(own.layer, &config, &error) != MHA_OK || config.num_heads != 4)
+        ++different;
+    }
+  });
   EXPECT_EQ(different, 0);
 }
 
@@ -1524,17 +1512,13 @@ TEST_P(SharedLayer, GivesTheSameBitsFromTasksOnThreads) {
   const Outputs expected = ForwardData(layer.get(), problem, {Guarded(kAskAll)}).Compute();
   const Scheduler scheduler(3, RunOnThreads);
   std::atomic<int> different{0};
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 2; ++t) {
-    threads.emplace_back([&] {
-      ForwardData own(layer.get(), problem, {Guarded(kAskAll)});
-      own.SetScheduler(scheduler.get());
-      for (int i = 0; i < 5; ++i) {
-        if (!SameBits(own.Compute(), expected)) ++different;
-      }
-    });
-  }
-  for (std::thread &thread : threads) thread.join();
+  OnThreads(2, [&](uint32_t) {
+    ForwardData own(layer.get(), problem, {Guarded(kAskAll)});
+    own.SetScheduler(scheduler.get());
+    for (int i = 0; i < 5; ++i) {
+      if (!SameBits(own.Compute(), expected)) ++different;
+    }
+  });
   EXPECT_EQ(different, 0);
 }
 

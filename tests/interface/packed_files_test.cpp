@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <set>
 #include <sstream>
@@ -108,7 +107,10 @@ struct Line {
 
 std::vector<Line> Lines() {
   std::vector<Line> lines;
-  std::ifstream in(MHA_PACKED_FILES);
+  std::FILE *const file = std::fopen(MHA_PACKED_FILES, "r");
+  std::stringstream in;
+  for (int c; file && (c = std::fgetc(file)) != EOF;) in.put(static_cast<char>(c));
+  if (file) std::fclose(file);
   for (std::string text, more; std::getline(in, text);) {
     std::istringstream words(text);
     Line line;
@@ -128,15 +130,14 @@ void Write(const std::string &kind, const std::string &name, const Memory &bytes
         line.name == name)
       return;
   }
-  std::ofstream out(MHA_PACKED_FILES, std::ios::app);
-  out << kVersion << " " << MHA_CONTRACT << " " << kind << " " << name << " " << sum << " ";
-  for (size_t i = 0; i < bytes.size(); i++) {
-    char digits[3];
-    std::snprintf(digits, sizeof digits, "%02x",
-                  static_cast<const unsigned char *>(bytes.data())[i]);
-    out << digits;
-  }
-  out << "\n";
+  std::FILE *const out = std::fopen(MHA_PACKED_FILES, "a");
+  if (out == nullptr) throw std::runtime_error(MHA_PACKED_FILES " cannot be written");
+  std::fprintf(out, "%s %d %s %s %s ", kVersion.c_str(), MHA_CONTRACT, kind.c_str(), name.c_str(),
+               sum.c_str());
+  for (size_t i = 0; i < bytes.size(); i++)
+    std::fprintf(out, "%02x", static_cast<const unsigned char *>(bytes.data())[i]);
+  std::fputs("\n", out);
+  std::fclose(out);
 }
 
 void WriteLayer(const std::string &name, uint32_t type, uint32_t arithmetic, uint32_t gate) {

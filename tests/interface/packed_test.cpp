@@ -3,12 +3,12 @@
 
 #include <array>
 #include <climits>
-#include <thread>
 
 #include "support/cache.h"
 #include "support/instruction_sets.h"
 #include "support/interface_support.h"
 #include "support/rounds.h"
+#include "support/schedulers.h"
 
 namespace {
 
@@ -773,16 +773,16 @@ TEST(Shape, ResolvedShapeMakesTheSameLayer) {
 struct SgemmRecord {
   int calls = 0;
   int wrong = 0;
-  std::thread::id thread;
+  const void *thread = nullptr;
   bool other_thread = false;
 } g_sgemm;
+thread_local char t_place;  // each thread has its own
 
 void RecordingSgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
                     const float *a, int lda, const float *b, int ldb, float beta, float *c,
                     int ldc) {
-  if (g_sgemm.calls++ > 0 && g_sgemm.thread != std::this_thread::get_id())
-    g_sgemm.other_thread = true;
-  g_sgemm.thread = std::this_thread::get_id();
+  if (g_sgemm.calls++ > 0 && g_sgemm.thread != &t_place) g_sgemm.other_thread = true;
+  g_sgemm.thread = &t_place;
   const bool right = order == 101 && trans_a == 111 && trans_b == 111 && alpha == 1.0f &&
                      beta == 0.0f && m >= 1 && n >= 1 && k >= 1 && lda >= k && ldb >= n &&
                      ldc >= n && a != nullptr && b != nullptr && c != nullptr;
@@ -801,20 +801,15 @@ TEST_P(Sgemm, RunsOnTheCallingThread) {
   const LayerProblem problem = NormalLayer(sizes);
   const Layer layer = Create(LayerData(problem), &options);
   const Outputs expected = ForwardData(layer.get(), problem, {Guarded()}).Compute();
-  mha_scheduler scheduler = {};
-  scheduler.num_threads = 3;
-  scheduler.parallel_for = [](void *, uint32_t count, void (*task)(void *, uint32_t),
-                              void *task_context) {
-    for (uint32_t i = 0; i < count; ++i) std::thread(task, task_context, i).join();
-  };
+  const Scheduler scheduler(3, RunOnThreads);
   ForwardData threaded(layer.get(), problem, {Guarded()});
-  threaded.SetScheduler(&scheduler);
+  threaded.SetScheduler(scheduler.get());
   g_sgemm = SgemmRecord();
   EXPECT_TRUE(SameBits(threaded.Compute(), expected));
   EXPECT_GT(g_sgemm.calls, 0);
   EXPECT_EQ(g_sgemm.wrong, 0);
   EXPECT_FALSE(g_sgemm.other_thread);
-  EXPECT_EQ(g_sgemm.thread, std::this_thread::get_id());
+  EXPECT_EQ(g_sgemm.thread, &t_place);
 }
 
 // The caller's product writes exactly what it is asked for; the library must not expect more.

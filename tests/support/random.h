@@ -91,6 +91,12 @@ inline float FromBits(uint32_t bits) {
   return x;
 }
 
+inline uint32_t Bits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
 inline float SpecialValue(Random *random) {
   const float infinity = std::numeric_limits<float>::infinity();
   switch (random->Between(0, 4)) {

@@ -14,35 +14,40 @@ namespace support {
 
 using Task = void (*)(void *task_context, uint32_t index);
 
-#if defined(__wasm__)  // which has no threads here
-inline void RunOnThreads(void *context, uint32_t count, Task task, void *task_context) {
-  EXPECT_LE(count, static_cast<mha_scheduler *>(context)->num_threads);
-  for (uint32_t index = 0; index < count; index++) task(task_context, index);
-}
-constexpr auto RunTogether = RunOnThreads;
+// Calls body(0) to body(count - 1), each on a thread of its own. WebAssembly has no threads here.
+template <typename Body>
+void OnThreads(uint32_t count, const Body &body) {
+#if defined(__wasm__)
+  for (uint32_t index = 0; index < count; index++) body(index);
 #else
-// Each task on a thread of its own.
-inline void RunOnThreads(void *context, uint32_t count, Task task, void *task_context) {
-  EXPECT_LE(count, static_cast<mha_scheduler *>(context)->num_threads);
   std::vector<std::thread> threads;
-  for (uint32_t index = 0; index < count; index++) threads.emplace_back(task, task_context, index);
+  for (uint32_t index = 0; index < count; index++)
+    threads.emplace_back([&body, index] { body(index); });
   for (std::thread &thread : threads) thread.join();
+#endif
 }
 
 // The same, but all begin at the same moment, so that the first one does not do all the work.
+template <typename Body>
+void OnThreadsTogether(uint32_t count, const Body &body) {
+  std::atomic<uint32_t> missing{count};
+  OnThreads(count, [&](uint32_t index) {
+    --missing;
+#if !defined(__wasm__)
+    while (missing > 0) std::this_thread::yield();
+#endif
+    body(index);
+  });
+}
+
+inline void RunOnThreads(void *context, uint32_t count, Task task, void *task_context) {
+  EXPECT_LE(count, static_cast<mha_scheduler *>(context)->num_threads);
+  OnThreads(count, [&](uint32_t index) { task(task_context, index); });
+}
 inline void RunTogether(void *context, uint32_t count, Task task, void *task_context) {
   EXPECT_LE(count, static_cast<mha_scheduler *>(context)->num_threads);
-  std::atomic<uint32_t> missing{count};
-  std::vector<std::thread> threads;
-  for (uint32_t index = 0; index < count; index++) {
-    threads.emplace_back([&missing, task, task_context, index] {
-      for (--missing; missing > 0;) std::this_thread::yield();
-      task(task_context, index);
-    });
-  }
-  for (std::thread &thread : threads) thread.join();
+  OnThreadsTogether(count, [&](uint32_t index) { task(task_context, index); });
 }
-#endif
 
 // One after the other on the calling thread, the last index first.
 inline void RunBackwards(void *context, uint32_t count, Task task, void *task_context) {
