@@ -42,8 +42,8 @@ number of random cases (default: 0.3; with --all: 1).
                - emulated processors without AVX, with only AVX2 (tools/test_cpus.sh), and with
                  AVX-512 but no VNNI (tools/test_avx512.sh); build-riscv64/, cross-compiled for
                  64-bit RISC-V
-               - all random cases; all tests with clang and for AArch64, more for Windows and
-                 emulated AVX-512, and slow tests
+               - all random cases; all tests with clang and for AArch64, more for Windows, RISC-V
+                 with vectors, WebAssembly (wasmtime too) and emulated AVX-512, and slow tests
                - the crate mha-candle; vLLM (3.6 GB); packages (tools/release); the coverage
                  (tools/coverage.sh); all mutants and every check left out (tools/mutate.py)
   --no-setup   install nothing
@@ -279,35 +279,35 @@ test_windows() {
   fi
 }
 [[ $matrix == quick || $(uname -m) != x86_64 ]] || test_windows
+test_four_lanes() {  # FOLDER TOOLCHAIN
+  configure "$1" Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/$2.cmake" -DMHA_SHARED=OFF \
+    "${library[@]}"
+  build "$1" --target tests_published
+  run_tests "$1" -L '^published$'
+  [[ $matrix == all ]] || return 0
+  build "$1" --target tests_brief tests_machine tests_interface
+  # Without what takes many minutes so, or repeats the published results.
+  MHA_TEST_ROUNDS=0.1 run_tests "$1" -L '^(brief|machine|interface)$' -LE '^(once|repeated)$' \
+    -E 'GeneratedPairs|ChecksumsOfResults'
+}
 test_wasm() {
   [[ $setup == no ]] || tools/bindings/wasm/setup.sh || rm -f build/wasm/bin/wasm-c++
   if [[ ! -x build/wasm/bin/wasm-c++ ]]; then
     skip "WebAssembly, which needs tools/bindings/wasm/setup.sh"
     return
   fi
-  configure build-wasm Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/wasm.cmake" \
-    -DMHA_SHARED=OFF "${library[@]}"
-  build build-wasm --target tests_published
-  run_tests build-wasm -L '^published$'
+  test_four_lanes build-wasm wasm
   [[ $matrix == all ]] || return 0
-  build build-wasm --target mha_test_generated
-  # That program catches exceptions, which programs for WebAssembly have not.
-  MHA_TEST_ROUNDS=0.1 run_part "generated calls under Node" build/wasm/bin/node --no-warnings \
-    tools/cmake/wasi.mjs build-wasm/bin/mha_test_generated --gtest_filter='*GeneratedPart*'
+  local run=(build/wasm/venv/bin/python tools/cmake/wasi.py) of=build-wasm/bin/mha_test_published
+  run_part "wasmtime" "${run[@]}" default $of wasm_simd128 wasm_relaxed
+  run_part "wasmtime, deterministic" "${run[@]}" deterministic $of wasm_relaxed wasm_signed_dot
 }
 test_riscv_vectors() {
   if ! command -v clang++-19 >/dev/null || ! command -v riscv64-linux-gnu-g++ >/dev/null; then
     skip "the kernels for vectors of RISC-V, which need Debian's clang-19 and g++-riscv64-linux-gnu"
     return
   fi
-  local folder=build-riscv64-vectors
-  configure $folder Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/riscv64-clang.cmake" \
-    -DMHA_SHARED=OFF "${library[@]}"
-  build $folder --target tests_published
-  run_tests $folder -L '^published$'
-  [[ $matrix == all ]] || return 0
-  build $folder --target tests_machine
-  MHA_TEST_ROUNDS=0.1 run_tests $folder -L '^machine$' -LE '^(once|repeated)$'
+  test_four_lanes build-riscv64-vectors riscv64-clang
 }
 if [[ $matrix != quick ]]; then
   test_wasm

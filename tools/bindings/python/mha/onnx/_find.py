@@ -197,16 +197,20 @@ class Finder:
             raise Left(f"nothing is known of the shape of the mask '{name}'")
         return shape
 
-    def check_columns(self, name, keys=None):
-        """Refuses a mask that has one column for all keys, or nothing is known of its columns;
-        `keys` is what is known of the number of keys. Names of dimensions are taken for theirs,
-        those that shape inference makes too, as where a mask is cut out of a longer one."""
+    def columns_of(self, name):
         shape = self.mask_shape(name)
         if not 1 <= len(shape) <= 4 or shape[-1] == 1:
             raise Left(
                 f"the mask '{name}' has the shape {shape}; mha's have up to four dimensions, of"
                 " which the last is that of the keys"
             )
+        return shape
+
+    def check_columns(self, name, keys=None):
+        """Refuses a mask that has one column for all keys, or nothing is known of its columns;
+        `keys` is what is known of the number of keys. Names of dimensions are taken for theirs,
+        those that shape inference makes too, as where a mask is cut out of a longer one."""
+        shape = self.columns_of(name)
         if shape[-1] is None or (
             isinstance(shape[-1], str) and shape[-1].startswith("?") and shape[-1] != keys
         ):
@@ -218,12 +222,7 @@ class Finder:
     def added(self, name):
         """A mask that com.microsoft's operators add to the scores, [batch or 1, heads or 1, rows,
         keys]."""
-        shape = self.mask_shape(name)
-        if not 1 <= len(shape) <= 4 or shape[-1] == 1:
-            raise Left(
-                f"the mask '{name}' has the shape {shape}; mha's have up to four dimensions, of"
-                " which the last is that of the keys"
-            )
+        self.columns_of(name)
         self.expect_float(name)
         return "add", name
 
