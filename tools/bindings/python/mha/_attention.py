@@ -209,41 +209,11 @@ def attention(
         if instruction_set == "auto"
         else _named(instruction_set_names, instruction_set, "instruction_set")
     )
-    _pack(
-        args,
-        0,
-        _size,
-        *_no_options,
-        batch or _empty,
-        n_q or _empty,
-        n_kv or _empty,
-        *_no_pointers,
-        heads,
-        kv_heads,
-        head_dim,
-        head_dim_v,
-        0.0,
-        kernels,
-        at_q,
-        _row_type(q),
-        0,
-        *q_strides,
-        0,
-        at_k,
-        number_k,
-        0,
-        *k_strides,
-        0,
-        at_v,
-        number_v,
-        0,
-        *v_strides,
-        0,
-        at_out,
-        number_out,
-        0,
-        *out_strides,
-    )
+    widths = heads, kv_heads, head_dim, head_dim_v, 0.0, kernels
+    of_q, of_k = (at_q, _row_type(q), 0, *q_strides, 0), (at_k, number_k, 0, *k_strides, 0)
+    of_v, to = (at_v, number_v, 0, *v_strides, 0), (at_out, number_out, 0, *out_strides)
+    counts, inputs = [n or _empty for n in extents[:3]], (*of_q, *of_k, *of_v)
+    _pack(args, 0, _size, *_no_options, *counts, *_no_pointers, *widths, *inputs, *to)
     args.scale = scale
     if kv_first_position or type(kv_first_position) is not int:
         args.kv_first_position = kv_first_position

@@ -206,38 +206,13 @@ def _rule(original, strict):
             for tensor in (q, k, v, decay, betas)
             for number in (tensor.data_ptr(), types[tensor.dtype], 0, *strides_of(tensor), 0)
         ]
-        _pack_rule(
-            args,
-            0,
-            ctypes.sizeof(args),
-            heads,
-            key.shape[2],
-            v_heads,
-            width,
-            width_v,
-            decay.shape[3],
-            0.0,
-            1e-6 if use_qk_l2norm_in_kernel else 0.0,
-            0,
-            0,
-            0,
-            0,
-            _openmp.scheduler(torch.get_num_threads()),
-            batch or _empty,
-            rows or _empty,
-            *inputs,
-            output.data_ptr(),
-            types[output.dtype],
-            0,
-            0,
-            0,
-            0,
-            0,
-            0 if state is None else state.data_ptr(),
-            0 if after is None else after.data_ptr(),
-            0,
-            0,
-        )
+        counts = heads, key.shape[2], v_heads, width, width_v, decay.shape[3]
+        options = 0.0, 1e-6 if use_qk_l2norm_in_kernel else 0.0, 0, 0, 0, 0
+        extents = _openmp.scheduler(torch.get_num_threads()), batch or _empty, rows or _empty
+        to = output.data_ptr(), types[output.dtype], 0, 0, 0, 0, 0
+        states = [0 if tensor is None else tensor.data_ptr() for tensor in (state, after)]
+        size = ctypes.sizeof(args)
+        _pack_rule(args, 0, size, *counts, *options, *extents, *inputs, *to, *states, 0, 0)
         _run("mha_recurrent_attention", args)
         return output, after
 
@@ -266,28 +241,24 @@ def _convolution(original, strict):
         kernel = weight.detach().to(torch.float32).contiguous()
         offset = None if bias is None else bias.detach().to(torch.float32).contiguous()
         args = _CausalConvArgs()
+        at_offset = 0 if offset is None else offset.data_ptr()
+        weights = channels, weight.shape[-1], kernel.data_ptr(), at_offset
+        options = activations["silu" if activation else "none"], 0
+        extents = _openmp.scheduler(torch.get_num_threads()), batch or _empty, rows or _empty
+        of_x, to = (x.data_ptr(), types[x.dtype], 0), (output.data_ptr(), types[x.dtype], 0)
+        size, strides = ctypes.sizeof(args), strides_of(x)
         _pack_conv(
             args,
             0,
-            ctypes.sizeof(args),
-            channels,
-            weight.shape[-1],
-            kernel.data_ptr(),
-            0 if offset is None else offset.data_ptr(),
-            activations["silu" if activation else "none"],
-            0,
-            _openmp.scheduler(torch.get_num_threads()),
-            batch or _empty,
-            rows or _empty,
-            x.data_ptr(),
-            types[x.dtype],
-            0,
-            *strides_of(x),
+            size,
+            *weights,
+            *options,
+            *extents,
+            *of_x,
+            *strides,
             0,
             0,
-            output.data_ptr(),
-            types[x.dtype],
-            0,
+            *to,
             0,
             0,
             0,

@@ -291,39 +291,15 @@ class Layer(_NotCopied):
         at_key, key_strides = _nowhere if key is None else _place(key, "key", True)
         at_value, value_strides = _nowhere if value is None else _place(value, "value", True)
         at_output, output_strides = _place(out, "out", is_written=True)
-        _pack(
-            args,
-            0,
-            _size,
-            *_no_options,
-            batch or _empty,
-            n_q or _empty,
-            n_kv or _empty,
-            *_no_pointers,
-            at_query,
-            _row_type(query),
-            0,
-            *query_strides,
-            0,
-            0,
-            at_key,
-            0,
-            0,
-            *key_strides,
-            0,
-            0,
-            at_value,
-            0,
-            0,
-            *value_strides,
-            0,
-            0,
-            at_output,
-            _row_type(out),
-            0,
-            *output_strides,
-            0,
+        counts = batch or _empty, n_q or _empty, n_kv or _empty
+        of_query = at_query, _row_type(query), 0, *query_strides, 0, 0
+        of_key, of_value = (
+            (at_key, 0, 0, *key_strides, 0, 0),
+            (at_value, 0, 0, *value_strides, 0, 0),
         )
+        to = at_output, _row_type(out), 0, *output_strides, 0
+        inputs = *of_query, *of_key, *of_value
+        _pack(args, 0, _size, *_no_options, *counts, *_no_pointers, *inputs, *to)
         appended = 0 if cache_read else n_kv if other is not None else n_q
         extents = batch, n_q, appended, *self._heads
         sequences = _set_call(args, call, extents, other is None)

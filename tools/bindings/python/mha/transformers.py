@@ -1231,46 +1231,14 @@ def _attend(
             value, at_v, *v_strides = _place(value, batch)
             of_v = at_v, types[value.dtype], 0, *v_strides, 0
     args = _AttentionArgs()
-    _pack(
-        args,
-        0,
-        _size,
-        flags,
-        arithmetic,
-        left,
-        right,
-        0,
-        0,
-        at_score,
-        _openmp.scheduler(torch.get_num_threads()),
-        batch or _empty,
-        n_q or _empty,
-        n_kv or _empty,
-        at_sequences,
-        at_arrays,
-        at_cache,
-        at_cache_read,
-        0,
-        heads,
-        kv_heads,
-        width,
-        width_v,
-        0.0 if scaling is None else scaling,
-        0,
-        at_q,
-        types[query.dtype],
-        0,
-        *q_strides,
-        0,
-        *of_k,
-        *of_v,
-        output.data_ptr(),
-        types[output.dtype],
-        0,
-        0,
-        0,
-        0,
-    )
+    threads = _openmp.scheduler(torch.get_num_threads())
+    options = flags, arithmetic, left, right, 0, 0, at_score, threads
+    rows = batch or _empty, n_q or _empty, n_kv or _empty, at_sequences, at_arrays
+    widths = heads, kv_heads, width, width_v, 0.0 if scaling is None else scaling, 0
+    of_q = at_q, types[query.dtype], 0, *q_strides, 0
+    to = output.data_ptr(), types[output.dtype], 0, 0, 0, 0
+    caches = at_cache, at_cache_read, 0
+    _pack(args, 0, _size, *options, *rows, *caches, *widths, *of_q, *of_k, *of_v, *to)
     _run(args)
     if layer is not None:
         layer.appended(padding)

@@ -238,60 +238,14 @@ def _kernel(query, key, value, mask=None, is_causal=False, scale=None, enable_gq
     at_sequences = from_the_first_key(batch) if is_causal and n_q != n_kv else 0
     number = types[dtype]
     struct, address = own.attention, own.at_attention
-    _pack(
-        struct,
-        0,
-        _size,
-        flags,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        _openmp.scheduler(torch.get_num_threads()),
-        batch,
-        n_q,
-        n_kv,
-        at_sequences,
-        at_masks,
-        0,
-        0,
-        0,
-        heads,
-        kv_heads,
-        width,
-        v_width,
-        scale,
-        0,
-        query.data_ptr(),
-        number,
-        0,
-        q_batch,
-        q_row,
-        q_head,
-        0,
-        key.data_ptr(),
-        number,
-        0,
-        k_batch,
-        k_row,
-        k_head,
-        0,
-        value.data_ptr(),
-        number,
-        0,
-        v_batch,
-        v_row,
-        v_head,
-        0,
-        output.data_ptr(),
-        number,
-        0,
-        o_batch,
-        o_row,
-        o_head,
-    )
+    options = flags, 0, 0, 0, 0, 0, 0, _openmp.scheduler(torch.get_num_threads())
+    rows = batch, n_q, n_kv, at_sequences, at_masks, 0, 0, 0
+    widths = heads, kv_heads, width, v_width, scale, 0
+    of_q = query.data_ptr(), number, 0, q_batch, q_row, q_head, 0
+    of_k = key.data_ptr(), number, 0, k_batch, k_row, k_head, 0
+    of_v = value.data_ptr(), number, 0, v_batch, v_row, v_head, 0
+    to = output.data_ptr(), number, 0, o_batch, o_row, o_head
+    _pack(struct, 0, _size, *options, *rows, *widths, *of_q, *of_k, *of_v, *to)
     functions = _library._library or _library._loaded()
     status = functions.mha_attention(address, own.at_workspace, own.room, own.at_error)
     if status:

@@ -254,44 +254,31 @@ _no_residual = (0,) * 7
 
 
 def _kernel(x, packed, out_features):
-    functions = _library._library or _library._loaded()
-    layer, shape, packed = view(functions, packed)
+    layer, shape, packed = view(_library._loaded(), packed)
     inputs = shape.num_heads * shape.head_dim_v or shape.query_dim
+    return _compute(layer, inputs, shape.output_dim, x, out_features)
+
+
+def _compute(layer, inputs, outputs, x, out_features):
+    """The product of `x` with the weights of a layer, of which the numbers are known."""
     extents = x.shape
-    if not extents or extents[-1] != inputs or out_features != shape.output_dim:
+    if not extents or extents[-1] != inputs or out_features != outputs:
         raise ValueError(
             f"x is {list(extents)}, for {out_features} outputs; the layer has {inputs} inputs and"
-            f" {shape.output_dim} outputs"
+            f" {outputs} outputs"
         )
-    y = torch.empty((*extents[:-1], out_features), dtype=x.dtype, device="cpu")
+    y = torch.empty((*extents[:-1], outputs), dtype=x.dtype, device="cpu")
     row = inputs
     if not x.is_contiguous():
         x = x.reshape(-1, inputs)
         row, step = x.stride()
         if row < inputs or step != 1:
             x, row = x.contiguous(), inputs
-    own, number = calls, types[x.dtype]
-    _pack(
-        own.linear,
-        0,
-        _size,
-        x.numel() // inputs or _empty,
-        x.data_ptr(),
-        number,
-        0,
-        0,
-        row,
-        0,
-        0,
-        *_no_residual,
-        y.data_ptr(),
-        number,
-        0,
-        0,
-        0,
-        0,
-        _openmp.scheduler(torch.get_num_threads()),
-    )
+    functions, own = _library._library or _library._loaded(), calls
+    number = types[x.dtype]
+    rows, threads = x.numel() // inputs or _empty, _openmp.scheduler(torch.get_num_threads())
+    here, there = (x.data_ptr(), number, 0, 0, row, 0, 0), (y.data_ptr(), number, 0, 0, 0, 0)
+    _pack(own.linear, 0, _size, rows, *here, *_no_residual, *there, threads)
     status = functions.mha_linear(layer, own.at_linear, own.at_workspace, own.room, own.at_error)
     if status:
         own.again(

@@ -314,52 +314,13 @@ def _kernel(query, key, value, packed, num_heads, mask=None, bias=None, is_causa
         calls.outputs.attention_weights, at_outputs = out_weights, calls.at_outputs
     at_sequences = from_the_first_key(batch) if is_causal and n_q != n_kv else 0
     struct, number = calls.forward, types[query.dtype]
-    _pack(
-        struct,
-        0,
-        _size,
-        _causal if is_causal else 0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        _openmp.scheduler(torch.get_num_threads()),
-        batch,
-        n_q,
-        n_kv or _none,
-        at_sequences,
-        at_masks,
-        0,
-        0,
-        at_outputs,
-        query.data_ptr(),
-        number,
-        0,
-        q_batch,
-        q_row,
-        0,
-        0,
-        at_key,
-        0,
-        0,
-        *k_strides,
-        0,
-        0,
-        at_value,
-        0,
-        0,
-        *v_strides,
-        0,
-        0,
-        output.data_ptr(),
-        number,
-        0,
-        o_batch,
-        o_row,
-        0,
-    )
+    flags, threads = _causal if is_causal else 0, _openmp.scheduler(torch.get_num_threads())
+    options = flags, 0, 0, 0, 0, 0, 0, threads
+    rows = batch, n_q, n_kv or _none, at_sequences, at_masks, 0, 0, at_outputs
+    of_query = query.data_ptr(), number, 0, q_batch, q_row, 0, 0
+    of_key, of_value = (at_key, 0, 0, *k_strides, 0, 0), (at_value, 0, 0, *v_strides, 0, 0)
+    to = output.data_ptr(), number, 0, o_batch, o_row, 0
+    _pack(struct, 0, _size, *options, *rows, *of_query, *of_key, *of_value, *to)
     address = calls.at_forward
     status = functions.mha_forward(layer, address, calls.at_workspace, calls.room, calls.at_error)
     if status:
