@@ -98,6 +98,12 @@ class Model:
         given = {"num_heads": 2, "kv_num_heads": 2, "outputs": 3, **attributes}
         return self.add("GroupQueryAttention", *qkv, *past, *counts, *more, domain=domain, **given)
 
+    def scores(self, q, k):
+        return self.add("MatMul", q, self.add("Transpose", k, perm=[0, 1, 3, 2]))
+
+    def context(self, scores, v):
+        return self.add("MatMul", self.add("Softmax", scores, axis=-1), v)
+
     def heads(self, x, heads, width, perm=(0, 2, 1, 3)):
         return self.add(
             "Transpose", self.add("Reshape", x, np.array([0, 0, heads, width])), perm=list(perm)
@@ -630,10 +636,8 @@ class Operators(Case):
                     added = model.constant(
                         np.where(mask, 0, np.finfo(np.float32).min).astype(np.float32)
                     )
-                    scores = model.add("MatMul", q, model.add("Transpose", k, perm=[0, 1, 3, 2]))
-                    z = model.add(
-                        "MatMul", model.add("Softmax", model.add("Add", scores, added), axis=-1), v
-                    )
+                    scores = model.scores(q, k)
+                    z = model.context(model.add("Add", scores, added), v)
                     y = model.mha(
                         "Attention", q, k, v, model.constant(mask) if boolean else added, scale=1.0
                     )
@@ -661,16 +665,8 @@ class Operators(Case):
                 model.heads(model.add("MatMul", source or x, weight), 2, 8)
                 for source, weight in zip((x, y, y), w)
             )
-            scores = model.add(
-                "Mul",
-                model.add("MatMul", q, model.add("Transpose", k, perm=[0, 1, 3, 2])),
-                np.float32(8**-0.5),
-            )
-            expected = model.merged(
-                model.add(
-                    "MatMul", model.add("Softmax", model.add("Add", scores, added), axis=-1), v
-                )
-            )
+            scores = model.add("Mul", model.scores(q, k), np.float32(8**-0.5))
+            expected = model.merged(model.context(model.add("Add", scores, added), v))
             a, b = session(model.done(got, expected)).run(None, model.inputs)
             np.testing.assert_allclose(a, b, atol=4 * tolerance)
 
@@ -1102,7 +1098,7 @@ class Operators(Case):
         def pattern(change, **shapes):
             model = Model()
             q, k, v = (model.input(n, normal(*shapes.get(n, (2, 4, 5, 8)))) for n in "qkv")
-            scores = model.add("MatMul", q, model.add("Transpose", k, perm=[0, 1, 3, 2]))
+            scores = model.scores(q, k)
             return model, *change(model, scores, v)
 
         def inner_used(model, scores, v):
@@ -1226,8 +1222,8 @@ class Operators(Case):
             four = {"num_heads": 4, "kv_num_heads": 4}
             y = model.group_queries("com.microsoft", (y, k, v), [3], 4, **four)
             q, k, v = (model.heads(x, 4, 8) for x in (y[0], k, v))
-            scores = model.add("MatMul", q, model.add("Transpose", k, perm=[0, 1, 3, 2]))
-            y = model.merged(model.add("MatMul", model.add("Softmax", scores, axis=-1), v))
+            scores = model.scores(q, k)
+            y = model.merged(model.context(scores, v))
             for node in model.nodes:
                 if node.op_type in (
                     "Attention",
@@ -1494,15 +1490,7 @@ class Models(Case):
     def test_the_projections_of_a_rewritten_model_are_kept_and_computed_as_asked(self):
         model, y = self.pattern(width=32)
         k = model.input("k", normal(2, 4, 9, 8))
-        attended = model.add(
-            "MatMul",
-            model.add(
-                "Softmax",
-                model.add("MatMul", k, model.add("Transpose", k, perm=[0, 1, 3, 2])),
-                axis=-1,
-            ),
-            k,
-        )
+        attended = model.context(model.scores(k, k), k)
         made = model.done(y, attended)
         expected = session(made).run(None, model.inputs)
         for weight_type, arithmetic, most in (
@@ -1568,27 +1556,21 @@ class Models(Case):
             np.where(np.arange(5) < 2, lowest, 0).astype(np.float32)
             * np.array([1, 0], np.float32).reshape(2, 1, 1, 1),
         )
-        scores = model.add(
-            "Add", model.add("MatMul", q, model.add("Transpose", k, perm=[0, 1, 3, 2])), padding
-        )
+        scores = model.add("Add", model.scores(q, k), padding)
         # With padding on the left, rows 0 and 1 see no key.
         scores = model.add("Where", model.constant(np.tri(5, dtype=bool)), scores, lowest)
-        self.compare(
-            model, model.add("MatMul", model.add("Softmax", scores, axis=-1), v), into=["Attention"]
-        )
+        self.compare(model, model.context(scores, v), into=["Attention"])
 
     def test_a_causal_mask_that_is_cut_out_of_a_longer_one_as_the_model_runs_is_rewritten(self):
         model = Model()
         q, k, v = (model.input(name, normal(2, 4, 6, 8), "batch", 4, "rows", 8) for name in "qkv")
-        scores = model.add("MatMul", q, model.add("Transpose", k, perm=[0, 1, 3, 2]))
+        scores = model.scores(q, k)
         rows = model.add("Slice", model.add("Shape", scores), np.array([3]), np.array([4]))
         seen = np.tri(16, dtype=bool)[None, None]
         for axis in 2, 3:
             seen = model.add("Slice", seen, np.array([0]), rows, np.array([axis]))
         scores = model.add("Where", seen, scores, np.float32(np.finfo(np.float32).min))
-        self.compare(
-            model, model.add("MatMul", model.add("Softmax", scores, axis=-1), v), into=["Attention"]
-        )
+        self.compare(model, model.context(scores, v), into=["Attention"])
 
     def test_a_bias_that_is_one_number_is_added(self):
         model = Model()
@@ -1650,8 +1632,8 @@ class Models(Case):
             )
             for _ in "qkv"
         )
-        scores = parts.add("MatMul", q, parts.add("Transpose", k, perm=[0, 1, 3, 2]))
-        y = parts.merged(parts.add("MatMul", parts.add("Softmax", scores, axis=-1), v), (2, 6, 32))
+        scores = parts.scores(q, k)
+        y = parts.merged(parts.context(scores, v), (2, 6, 32))
         self.compare(parts, y, into=["Attention"])
 
     def test_projections_that_are_needed_elsewhere_stay(self):
@@ -1670,15 +1652,7 @@ class Models(Case):
         for batch in 2, 1:
             model.inputs["k"], model.inputs["v"] = normal(batch, 1, 7, 8), normal(batch, 1, 7, 8)
             model.dims["k"] = model.dims["v"] = (batch, 1, 7, 8)
-            y = model.add(
-                "MatMul",
-                model.add(
-                    "Softmax",
-                    model.add("MatMul", q, model.add("Transpose", rotated, perm=[0, 1, 3, 2])),
-                    axis=-1,
-                ),
-                v,
-            )
+            y = model.context(model.scores(q, rotated), v)
             self.compare(model, y, into=["Attention"])
             del model.nodes[1:]
 
@@ -1703,11 +1677,7 @@ class Models(Case):
             "Split", linear(x, hidden, 3 * hidden), np.array([hidden] * 3), outputs=3, axis=2
         )
         q, k, v = (model.heads(name, 4, 8) for name in (q, k, v))
-        scores = model.add(
-            "Div",
-            model.add("MatMul", q, model.add("Transpose", k, perm=[0, 1, 3, 2])),
-            np.float32(math.sqrt(8)),
-        )
+        scores = model.add("Div", model.scores(q, k), np.float32(math.sqrt(8)))
         scores = model.add(
             "Where",
             model.constant(np.tri(6, dtype=bool)[None, None]),
@@ -1715,7 +1685,7 @@ class Models(Case):
             np.float32(np.finfo(np.float32).min),
         )
         y = linear(
-            model.merged(model.add("MatMul", model.add("Softmax", scores, axis=-1), v)),
+            model.merged(model.context(scores, v)),
             hidden,
             hidden,
         )
@@ -1832,8 +1802,8 @@ class Large(unittest.TestCase):
         tables = [model.add("Gather", normal(700, 1024), ids) for _ in "ab"]
         x = model.linear(model.add("Add", *tables), 1024, 32)
         q, k, v = (model.heads(model.linear(x, 32, 32), 4, 8) for _ in "qkv")
-        scores = model.add("MatMul", q, model.add("Transpose", k, perm=[0, 1, 3, 2]))
-        y = model.merged(model.add("MatMul", model.add("Softmax", scores, axis=-1), v), (0, 0, 32))
+        scores = model.scores(q, k)
+        y = model.merged(model.context(scores, v), (0, 0, 32))
         y = model.add("Twice", y, domain="local")
         made, opset = model.done(y), helper.make_opsetid("", model.opset)
         made.opset_import.append(helper.make_opsetid("local", 1))

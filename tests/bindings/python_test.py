@@ -555,7 +555,7 @@ class Mha(unittest.TestCase):
             ValueError, "want is 'weights'; it must be one of .*'attention_weights'"
         ):
             self.layer.info(10, want=["weights"])
-        cache = mha.KvCache(num_sequences=1, capacity=64, num_kv_heads=heads, head_dim=head_dim)
+        cache = kv_cache(1, 64)
         empty = self.layer.info(1, cache=cache)
         self.layer.forward(floats(20, width), is_causal=True, cache=cache)
         self.assertGreater(self.layer.info(1, cache=cache)["operations"], empty["operations"])
@@ -1013,7 +1013,7 @@ class Mha(unittest.TestCase):
 
     def test_a_layer_of_w_q_alone_asks_the_cache_of_another(self):
         x = floats(1, 9, width)
-        cache = mha.KvCache(num_sequences=1, capacity=9, num_kv_heads=heads, head_dim=head_dim)
+        cache = kv_cache(1, 9)
         self.layer.forward(x, is_causal=True, cache=cache)
         asking = {name: self.w[name] for name in ("w_q", "w_o")}
         for layer in (
@@ -1051,9 +1051,7 @@ class Mha(unittest.TestCase):
         chosen = mha.choose_keys(q, weights, 4, k, is_causal=True, index_scores=seen)
         same(chosen, np.sort(expected, axis=-1))
         near(seen, np.where(is_left, scores, -np.inf), atol=1e-5)
-        cache = mha.KvCache(
-            num_sequences=2, capacity=16, num_kv_heads=1, head_dim=8, value_place="in_keys"
-        )
+        cache = kv_cache(2, 16, num_kv_heads=1, value_place="in_keys")
         same(mha.choose_keys(q[:, :0], weights[:, :0], 4, k, cache=cache).shape, [2, 0, 4])
         self.assertEqual(cache.length(0), 0)
         threads = mha.Scheduler(2, lambda count, task: [task(index) for index in range(count)])
@@ -1345,14 +1343,8 @@ class Mha(unittest.TestCase):
             )
 
     def test_a_cache_with_values_in_its_keys_takes_keys_alone(self):
-        cache = mha.KvCache(
-            num_sequences=1,
-            capacity=40,
-            num_kv_heads=1,
-            head_dim=24,
-            head_dim_v=16,
-            value_place="in_keys",
-        )
+        latent = dict(num_kv_heads=1, head_dim=24, head_dim_v=16, value_place="in_keys")
+        cache = kv_cache(1, 40, **latent)
         q, k = floats(1, 9, 3, 24), floats(1, 9, 1, 24)
         cache.append(0, k[0, :4])
         y = mha.attention(q, k[:, 4:], cache=cache)
@@ -1494,9 +1486,7 @@ class Mha(unittest.TestCase):
             self.layer.forward(x, score=mha.ScoreOptions(mask=mask)),
             self.layer.forward(x, is_causal=True),
         )
-        cache = mha.KvCache(
-            num_sequences=1, capacity=16, num_kv_heads=heads, head_dim=width // heads
-        )
+        cache = kv_cache(1, 16)
         whole = self.layer.forward(x, is_causal=True)
         self.layer.forward(x[:4], is_causal=True, cache=cache)
         tree = mha.ScoreOptions(mask=np.tri(5, dtype=bool), column_keys="new_keys")
@@ -1855,7 +1845,7 @@ class Mha(unittest.TestCase):
             self.layer.forward(x, value=values),
         )
         x = floats(1, 20, width)
-        cache = mha.KvCache(num_sequences=1, capacity=20, num_kv_heads=heads, head_dim=head_dim)
+        cache = kv_cache(1, 20)
         call = self.layer.forward(x[:, :1], is_causal=True, rope=rope, cache=cache, prepare=True)
         self.assertEqual(cache.length(0), 0)
         y = np.concatenate(
@@ -2898,7 +2888,7 @@ class Mha(unittest.TestCase):
             ("MHA_ERROR_INVALID_VALUE", 3, 2),
         )
         self.fails("MHA_ERROR_SHAPE", self.layer.forward, x, floats(2, 3, width), is_causal=True)
-        cache = mha.KvCache(num_sequences=1, capacity=4, num_kv_heads=heads, head_dim=head_dim)
+        cache = kv_cache(1, 4)
         self.fails("MHA_ERROR_CACHE_FULL", self.layer.forward, x[:1], is_causal=True, cache=cache)
 
     def test_the_library_is_found_or_the_sentence_says_how(self):
@@ -3312,15 +3302,8 @@ class Extents(unittest.TestCase):
             self.assertEqual(set(room[:first]) | set(room[first + bytes :]), {0xCA})
 
     def test_blocks_of_caches(self):
-        cache = mha.KvCache(
-            num_sequences=1,
-            capacity=32,
-            num_kv_heads=1,
-            head_dim=2,
-            kind="paged",
-            block_positions=16,
-            num_blocks=2,
-        )
+        paged = dict(kind="paged", block_positions=16, num_blocks=2)
+        cache = kv_cache(1, 32, num_kv_heads=1, head_dim=2, **paged)
         for blocks in [], [1], [1, 0], np.zeros(0, np.int32):
             cache.set_blocks(0, blocks)
         with self.assertRaises(mha.Error):
@@ -3338,9 +3321,7 @@ class Extents(unittest.TestCase):
         for size in range(3):
             buffer = mha.aligned(size)
             for call in (
-                lambda buffer=buffer: mha.KvCache(
-                    num_sequences=1, capacity=1, num_kv_heads=1, head_dim=1, buffer=buffer
-                ),
+                lambda buffer=buffer: kv_cache(1, 1, buffer=buffer),
                 lambda buffer=buffer: mha.KvCache.view(buffer),
                 lambda buffer=buffer: mha.Layer.view(buffer),
                 lambda buffer=buffer: mha.verify(buffer),

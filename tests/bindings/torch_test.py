@@ -1101,31 +1101,23 @@ class Imports(unittest.TestCase):
     def test_the_reference(self):
         python_support.check_reference(self, mha.torch, mha=mha, torch=torch)
 
+    def check_sentence(self, before, sentence):
+        program = f"import sys, types; sys.path.insert(0, {str(tools)!r}); {before}import mha.torch"
+        command = [sys.executable, "-B", "-c", program]
+        found = subprocess.run(command, capture_output=True, text=True)
+        self.assertEqual(found.stderr.splitlines()[-1], f"ImportError: mha.torch needs {sentence}")
+
     def test_without_pytorch_one_sentence_says_so(self):
-        program = (
-            f"import sys; sys.path.insert(0, {str(tools)!r}); import mha; assert 'torch' not in"
-            " sys.modules; sys.modules['torch'] = None\nimport mha.torch"
-        )
-        found = subprocess.run(
-            [sys.executable, "-B", "-c", program], capture_output=True, text=True
-        )
-        self.assertEqual(
-            found.stderr.splitlines()[-1],
-            "ImportError: mha.torch needs PyTorch, which is not installed: pip install torch",
+        self.check_sentence(
+            "import mha; assert 'torch' not in sys.modules; sys.modules['torch'] = None\n",
+            "PyTorch, which is not installed: pip install torch",
         )
 
     def test_a_version_that_is_too_old_is_a_sentence(self):
-        program = (
-            f"import sys, types; sys.path.insert(0, {str(tools)!r}); sys.modules['torch'] ="
-            " types.ModuleType('torch')\nsys.modules['torch'].__version__ = '2.4.1+cpu'\nimport"
-            " mha.torch"
-        )
-        found = subprocess.run(
-            [sys.executable, "-B", "-c", program], capture_output=True, text=True
-        )
-        self.assertEqual(
-            found.stderr.splitlines()[-1],
-            "ImportError: mha.torch needs PyTorch 2.5 or newer; this is 2.4.1+cpu",
+        self.check_sentence(
+            "torch = sys.modules['torch'] = types.ModuleType('torch')\n"
+            "torch.__version__ = '2.4.1+cpu'\n",
+            "PyTorch 2.5 or newer; this is 2.4.1+cpu",
         )
 
 

@@ -134,6 +134,11 @@ ids = torch.randint(3, 99, (batch, n), generator=seed)
 padded = left_padding(batch, n, (0, 5, 11))
 
 
+def beams(model, cache):
+    options = dict(num_beams=3, max_new_tokens=8, do_sample=False, past_key_values=cache)
+    return model.generate(input_ids=ids, attention_mask=padded.long(), **options)
+
+
 def functions(n):
     """Mask functions as transformers makes them: name -> the function, and whether its structure is
     known."""
@@ -785,17 +790,7 @@ class Cache(unittest.TestCase):
         model = tiny_model(transformers.LlamaConfig)
         for implementation in "mha", "eager":
             model.set_attn_implementation(implementation)
-            found = [
-                model.generate(
-                    input_ids=ids,
-                    attention_mask=padded.long(),
-                    num_beams=3,
-                    max_new_tokens=8,
-                    do_sample=False,
-                    past_key_values=cache,
-                )
-                for cache in (None, mt.KvCache(model.config, 64))
-            ]
+            found = [beams(model, cache) for cache in (None, mt.KvCache(model.config, 64))]
             self.assertTrue(torch.equal(*found), implementation)
 
     def test_a_copy_goes_its_own_way(self):
@@ -931,18 +926,8 @@ class Latents(unittest.TestCase):
                         position_ids=torch.arange(14, n).expand(batch, -1),
                     ).logits
                     self.assertLess((again - whole[:, 14:]).abs().max(), 1e-5, name)
-            beams = [
-                model.generate(
-                    input_ids=ids,
-                    attention_mask=padded.long(),
-                    num_beams=3,
-                    max_new_tokens=8,
-                    do_sample=False,
-                    past_key_values=cache,
-                )
-                for cache in (None, mt.LatentCache(model, 64))
-            ]
-            self.assertTrue(torch.equal(*beams), name)
+            found = [beams(model, cache) for cache in (None, mt.LatentCache(model, 64))]
+            self.assertTrue(torch.equal(*found), name)
 
     def test_eager_attention_and_other_caches_work_on_a_model_that_had_one(self):
         model = self.model("v3")
