@@ -239,49 +239,15 @@ class MhaAttentionImpl(AttentionImpl):
             flags, left = flags | _window_left, self.sliding_window - 1
             if not step.is_causal:
                 flags, right = flags | _window_right, left
-        _pack(
-            self.args,
-            0,
-            _size,
-            flags,
-            0,
-            left,
-            right,
-            0,
-            0,
-            ctypes.addressof(self.score) if self.score else 0,
-            _openmp.scheduler(step.num_threads),
-            1,
-            step.rows,
-            step.new_rows,
-            ctypes.addressof(step.reading if reads else step.sequences),
-            0,
-            0 if reads else cache,
-            cache if reads else 0,
-            0,
-            self.num_heads,
-            self.num_kv_heads,
-            width,
-            width,
-            self.scale,
-            0,
-            query.data_ptr(),
-            dtype,
-            0,
-            0,
-            query.stride(0),
-            query.stride(1),
-            0,
-            *k,
-            *v,
-            output.data_ptr(),
-            types[output.dtype],
-            0,
-            0,
-            output.stride(0),
-            output.stride(1),
-            0,
-        )
+        score = ctypes.addressof(self.score) if self.score else 0
+        sequences = ctypes.addressof(step.reading if reads else step.sequences)
+        options = flags, 0, left, right, 0, 0, score, _openmp.scheduler(step.num_threads)
+        rows = 1, step.rows, step.new_rows, sequences, 0
+        caches = (0, cache, 0) if reads else (cache, 0, 0)
+        widths = self.num_heads, self.num_kv_heads, width, width, self.scale, 0
+        q = query.data_ptr(), dtype, 0, 0, query.stride(0), query.stride(1), 0
+        to = output.data_ptr(), types[output.dtype], 0, 0, output.stride(0), output.stride(1), 0
+        _pack(self.args, 0, _size, *options, *rows, *caches, *widths, *q, *k, *v, *to)
         functions, own = _library._loaded(), calls
         status = functions.mha_attention(self.at_args, own.at_workspace, own.room, own.at_error)
         if status:

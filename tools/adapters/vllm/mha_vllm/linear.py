@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import mha
 import torch
 from mha._weights import weight_type_of
 from mha.torch._common import is_eager, names, packed_weights
-from mha.torch._linear import _kernel, _operator
+from mha.torch._linear import _compute, _operator
 from vllm.model_executor.layers import utils
 
 from . import options
@@ -77,22 +78,30 @@ def _linear(
             arithmetic=arithmetic,
         )
 
+    def computing(packed: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        layer = mha.Layer.view(packed.numpy())  # once, since the weights stay
+        return lambda x: (
+            _compute(layer._handle, columns, rows, x, rows)
+            if is_eager()
+            else _operator(x, packed, rows)
+        )
+
     if is_packed_now:
-        packed = pack(bias)
+        product = computing(pack(bias))
         weight = None  # frees it
 
         def linear(x, _, given=None):
             if (given is None) != (bias is None):
                 raise RuntimeError("vLLM adds a bias in some calls of a layer and not in others")
-            return (_kernel if is_eager() else _operator)(x, packed, rows)
+            return product(x)
 
     else:
         lazily = []
 
         def linear(x, _, given=None):
             if not lazily:
-                lazily.append(pack(None))
-            y = (_kernel if is_eager() else _operator)(x, lazily[0], rows)
+                lazily.append(computing(pack(None)))
+            y = lazily[0](x)
             return y if given is None else y + given
 
     linear.is_mha = True
