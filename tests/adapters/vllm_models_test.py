@@ -3,13 +3,20 @@
 Started by tools/adapters/vllm/test.sh in an environment with vLLM.
 """
 
+import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
+import random
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
+import urllib.request
 
 import torch
 import transformers as tf
@@ -30,6 +37,7 @@ _models = {
 }
 environment = dict(os.environ, VLLM_LOGGING_LEVEL="WARNING", HF_HUB_OFFLINE="1")
 environment.update(VLLM_NO_USAGE_STATS="1", VLLM_CPU_KVCACHE_SPACE="1")
+environment.update(VLLM_HOST_IP="127.0.0.1", GLOO_SOCKET_IFNAME="lo")  # of two processes
 folder = tempfile.TemporaryDirectory()
 
 
@@ -52,12 +60,12 @@ def model(name):
     return path
 
 
-def same_bits(name, *words, **variables):
-    """A test that no request differs, as the program verify says."""
+def same_bits(name, *words, least=7, **variables):
+    """A test that no request differs, as the program verify says, in at least so many scenarios."""
 
     def test(self):
         program = [sys.executable, "-m", "mha_vllm.verify", model(name), "--json"]
-        words_here = ["--requests=16", "--tokens=3", "--dtype", *words]
+        words_here = ["--requests=16", "--tokens=20", "--dtype", *words]
         here = {**environment, **variables}
         done = subprocess.run([*program, *words_here], env=here, capture_output=True, text=True)
         last = done.stdout.strip().rpartition("\n")[2]
@@ -65,23 +73,84 @@ def same_bits(name, *words, **variables):
         counts = json.loads(last)
         self.assertEqual({what: n for what, n in counts.items() if n}, {})
         self.assertEqual(done.returncode, 0)
-        self.assertGreaterEqual(sum(n is not None for n in counts.values()), 3)
+        self.assertGreaterEqual(sum(n is not None for n in counts.values()), least)
 
     return test
 
 
+class Server:
+    """The OpenAI-compatible server on a free port, until the end of a with statement."""
+
+    def __enter__(self):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        words = f"--model {model('llama')} --host 127.0.0.1 --port {self.port} --dtype float32"
+        words += " --skip-tokenizer-init --enforce-eager --max-model-len 512 --max-num-seqs 16"
+        module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words.split()]
+        self.log = tempfile.TemporaryFile()
+        streams = dict(stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True)
+        self.process = subprocess.Popen(module, env=environment, **streams)
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=10)
+                return self
+            if self.process.poll() is not None:
+                break
+            time.sleep(1)
+        self.log.seek(0)
+        said = self.log.read()[-3000:]
+        self.__exit__()
+        raise AssertionError(f"the server does not start: {said}")
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(60)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # what it may have left
+        self.process.wait()
+        self.log.close()
+
+    def ask(self, seed, **more):
+        """An answer as it comes, for the prompt of this seed."""
+        tokens = random.Random(seed).choices(range(5, 512), k=3 + 17 * seed)
+        fields = dict(model=str(model("llama")), prompt=tokens, max_tokens=6, logprobs=4)
+        fields.update(temperature=0, ignore_eos=True, return_tokens_as_token_ids=True, **more)
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions",
+            json.dumps(fields).encode(),
+            {"Content-Type": "application/json"},
+        )
+        return urllib.request.urlopen(request, timeout=120)
+
+    def choices(self, seed):
+        return json.dumps(json.load(self.ask(seed))["choices"])
+
+
 class Models(unittest.TestCase):
-    test_llama = same_bits("llama", "float32", VLLM_BATCH_INVARIANT="1")
+    def test_http(self):
+        """Clients at once get the bytes that each gets alone, also when another one leaves."""
+        with Server() as server, concurrent.futures.ThreadPoolExecutor(16) as clients:
+            alone = [server.choices(seed) for seed in range(16)]
+            leaving = server.ask(20, max_tokens=150, stream=True)
+            leaving.read(20)
+            together = clients.map(server.choices, range(16))
+            leaving.close()
+            self.assertEqual(list(together), alone)
+            self.assertEqual([server.choices(seed) for seed in range(3)], alone[:3])
+        self.assertEqual(len(set(alone)), 16)
+
+    test_llama = same_bits("llama", "float32", least=8, VLLM_BATCH_INVARIANT="1")
     test_llama_in_integers = same_bits(
         "llama", "bfloat16", MHA_VLLM_WEIGHTS="int8", MHA_VLLM_ARITHMETIC="int8"
     )
     test_llama_compiled = same_bits("llama", "bfloat16", "--compile", MHA_VLLM_ARITHMETIC="bf16")
-    test_llama_in_two_processes = same_bits("llama", "float32", "--tensor-parallel=2")
+    test_llama_in_two_processes = same_bits("llama", "float32", "--tensor-parallel=2", least=7)
     test_qwen3 = same_bits("qwen3", "bfloat16")
     test_gemma3 = same_bits("gemma3", "float32")
     test_gpt_oss = same_bits("gpt-oss", "float32")
     test_bloom = same_bits("bloom", "float16")
-    test_bert = same_bits("bert", "float32", "--embeddings")
+    test_bert = same_bits("bert", "float32", "--embeddings", least=3)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Whether answers of vLLM depend on what is computed beside them: python -m mha_vllm.verify --help.
 
 Each request is computed alone on one thread, and again in batches, in another order, in chunks,
-from cached prefixes and on two threads. All numbers have to have the same bits.
+from cached prefixes, in a cache too small for all, and on two threads. All numbers have to have the
+same bits.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _engines: dict[str, dict[str, Any]] = {
     "whole": _batched,
     "chunks": {**_batched, "max_num_seqs": 7, "max_num_batched_tokens": 64},
     "caching": dict(max_num_seqs=9, max_num_batched_tokens=200, enable_prefix_caching=True),
+    "small": {**_batched, "block_size": 16, "disable_log_stats": False},
 }
 # name, engine, order of the requests, threads, whether each is alone
 _scenarios = [
@@ -33,6 +35,7 @@ _scenarios = [
     ("prefix caching, first pass, two threads", "caching", "shuffled", 2, False),
     ("prefix caching, from the cache, two threads", "caching", "given", 2, False),
     ("prefix caching, from the cache, alone, one thread", "caching", "given", 1, True),
+    ("preempted by a small cache, two threads", "small", "shuffled", 2, False),
 ]
 
 
@@ -47,9 +50,10 @@ def parser() -> argparse.ArgumentParser:
     add("model", help="a folder or name of a model of transformers")
     add("--dtype", default="auto", help="float32, bfloat16 or float16 (default: the model's)")
     add("--requests", type=int, default=64, help="number of requests (default: 64)")
-    add("--tokens", type=int, default=5, help="tokens to generate of each (default: 5)")
+    add("--tokens", type=int, default=20, help="tokens to generate of each (default: 20)")
     add("--longest", type=int, default=220, help="longest prompt, in tokens (default: 220)")
     add("--plain", action="store_true", help="also count for vLLM without mha")
+    add("--parts", action="store_true", help="also with attention or linear layers alone by mha")
     add("--tensor-parallel", type=int, default=1, help="processes (default: 1)")
     add("--embeddings", action="store_true", help="of a model that has them and a tokenizer")
     add("--compile", action="store_true", help="with torch.compile")
@@ -88,8 +92,8 @@ def differing(reference: Iterable[tuple], found: Iterable[tuple]) -> int:
     return sum(one != other for one, other in zip(reference, found))
 
 
-def count(arguments: argparse.Namespace) -> dict[str, int]:
-    """The number of requests that differ in each scenario."""
+def count(arguments: argparse.Namespace) -> dict[str, int | None]:
+    """The number of requests that differ in each scenario, None where it cannot be had."""
     os.environ["OMP_NUM_THREADS"] = "2"
     if arguments.tensor_parallel == 1:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # threads are of this process
@@ -115,7 +119,7 @@ def count(arguments: argparse.Namespace) -> dict[str, int]:
         enforce_eager=not arguments.compile,
         tensor_parallel_size=arguments.tensor_parallel,
     )
-    reference, found, engine, at = [], {}, None, None
+    reference, found, engine, at, made = [], {}, None, None, []
     first = ("", "whole", "given", 1, True)
     for name, kind, which, threads, is_alone in [first, *_scenarios]:
         if arguments.tensor_parallel > 1 and (name == "alone, two threads"):
@@ -125,10 +129,16 @@ def count(arguments: argparse.Namespace) -> dict[str, int]:
             gc.collect()
             if at is not None:
                 cleanup_dist_env_and_memory()
+            if kind == "small":  # the first prompts fill it, beside a block of vLLM's
+                least, blocks = settings["max_model_len"] // 16 + 1, 1
+                for i in order[which]:
+                    blocks += -(-len(made[i]) // 16) if blocks <= least else 0
+                settings["num_gpu_blocks_override"] = blocks
             try:
-                engine = LLM(**settings, **_engines[kind])
+                engine = LLM(**{**settings, **_engines[kind]})
             except ValueError as error:
-                if kind == "whole" or "max_num_batched_tokens" not in str(error):
+                is_refused = kind == "small" or "max_num_batched_tokens" in str(error)
+                if kind == "whole" or not is_refused:
                     raise
                 found[name] = None  # models of embeddings see a prompt at once
                 engine, at = None, None
@@ -147,11 +157,17 @@ def count(arguments: argparse.Namespace) -> dict[str, int]:
             outputs = getattr(engine, ask)(batch, *words, use_tqdm=False)  # keeps no engine alive
             for i, output in zip(group, outputs):
                 answers[i] = numbers_of(output)
-        if name:
+        if not name:
+            reference = answers
+        elif kind != "small" or _preemptions(engine):
             found[name] = differing(reference, answers)
         else:
-            reference = answers
+            found[name] = None
     return found
+
+
+def _preemptions(engine: Any) -> int:
+    return sum(m.value for m in engine.get_metrics() if m.name == "vllm:num_preemptions")
 
 
 def main(words: list[str] | None = None) -> int:
@@ -161,15 +177,18 @@ def main(words: list[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps(found["mha"]))
         return int(any(found["mha"].values()))
-    if arguments.plain:  # in a process of its own, without plugins
-        given = sys.argv[1:] if words is None else words
+    beside = {"vLLM": {"VLLM_PLUGINS": ""}} if arguments.plain else {}
+    if arguments.parts:
+        beside.update({f"{part} alone": {"MHA_VLLM": part} for part in ("attention", "linear")})
+    given = sys.argv[1:] if words is None else words
+    for name, variables in beside.items():  # each in a process of its own
         said = subprocess.run(
             [sys.executable, "-m", "mha_vllm.verify", *given, "--json"],
-            env={**os.environ, "VLLM_PLUGINS": ""},
+            env={**os.environ, **variables},
             stdout=subprocess.PIPE,
             text=True,
         ).stdout
-        found["vLLM"] = json.loads(said.strip().rpartition("\n")[2])
+        found[name] = json.loads(said.strip().rpartition("\n")[2])
     model = pathlib.Path(arguments.model).name
     print(f"{arguments.requests} requests to {model}: those whose bits differ from alone, 1 thread")
     print("| scenario | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
