@@ -150,21 +150,13 @@ class Worker:
     """A library in a separate process, which runs only while it answers; so do those that the
     library starts, which would outlive it otherwise."""
 
-    def __init__(self, library, cores, helper, log):
-        command = [
-            sys.executable,
-            pathlib.Path(__file__).with_name("libraries.py"),
-            library,
-            len(cores),
-            ",".join(map(str, cores)),
-            helper,
-        ]
+    def __init__(self, script, *words, **more):
         self.process = subprocess.Popen(
-            list(map(str, command)),
+            list(map(str, [sys.executable, pathlib.Path(__file__).with_name(script), *words])),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=log,
             start_new_session=True,
+            **more,
         )
 
     def signal(self, number):
@@ -290,7 +282,8 @@ def measure(kind, shape, cores, names, rounds, helper, folder):
     with open(folder / "log", "a") as log:
         try:
             for library in names:
-                workers[library] = Worker(library, cores, helper, log)
+                words = library, len(cores), ",".join(map(str, cores)), helper
+                workers[library] = Worker("libraries.py", *words, stderr=log)
                 try:
                     versions[library] = workers[library].ask("version")
                 except Failed as failed:

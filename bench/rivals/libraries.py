@@ -717,26 +717,31 @@ def die_with_parent():
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
-def main():
-    name, threads, cores, helper = sys.argv[1:]
+def answer_requests(make):
+    """Answers each line of input by a method of what `make` returns."""
     die_with_parent()
     os.register_at_fork(after_in_child=die_with_parent)
-    sys.modules["openvino_telemetry"] = None  # forks a process, which waits for the network
-    os.sched_setaffinity(0, map(int, cores.split(",")))
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = os.environ[
-        "OPENBLAS_NUM_THREADS"
-    ] = threads
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is not an answer
     worker = None
     for line in sys.stdin:
         request, arguments = json.loads(line)
         try:
-            worker = worker or Worker(name, int(threads), helper)
+            worker = worker or make()
             answer = {"answer": getattr(worker, request)(**arguments)}
         except Exception as error:  # whatever a library throws is an answer too
             answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
         print(json.dumps(answer), file=answers)
+
+
+def main():
+    name, threads, cores, helper = sys.argv[1:]
+    sys.modules["openvino_telemetry"] = None  # forks a process, which waits for the network
+    os.sched_setaffinity(0, map(int, cores.split(",")))
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = os.environ[
+        "OPENBLAS_NUM_THREADS"
+    ] = threads
+    answer_requests(lambda: Worker(name, int(threads), helper))
 
 
 if __name__ == "__main__":

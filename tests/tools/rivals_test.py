@@ -14,7 +14,7 @@ if not os.fork():
 os.read(started[0], 1)
 """
 script = """import layers, os
-worker = layers.Worker("OpenVINO", [min(os.sched_getaffinity(0))], "libm.so.6", None)
+worker = layers.Worker("libraries.py", "OpenVINO", 1, min(os.sched_getaffinity(0)), "libm.so.6")
 worker.ask("version"); """
 with tempfile.TemporaryDirectory() as folder:
     for name, text in ("numpy", ""), ("openvino", library):
