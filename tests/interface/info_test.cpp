@@ -109,7 +109,9 @@ TEST(InstructionSets, AreOnlyThoseThatThisMachineRuns) {
   possible |= bit(MHA_INSTRUCTION_SET_NEON_DOTPROD) | bit(MHA_INSTRUCTION_SET_NEON_I8MM);
 #endif
 #endif
-#if defined(__riscv) && defined(__linux__)
+#if defined(__wasm__)  // whose engines refuse a module with what they lack
+  possible |= 15u << MHA_INSTRUCTION_SET_WASM_SIMD128;
+#elif defined(__riscv) && defined(__linux__)
   if (getauxval(AT_HWCAP) >> ('V' - 'A') & 1) possible |= bit(MHA_INSTRUCTION_SET_RVV);
 #endif
   EXPECT_EQ(sets & ~possible, 0u) << "a set that this machine can't run";
