@@ -121,14 +121,15 @@ run_part() {  # NAME COMMAND...
   part_ended "$1" "$status"
 }
 
-# The same beside what follows, one at a time. What it prints comes when it is waited for.
+# The same beside what follows. What it prints comes when it is waited for.
+declare -A started=()
 start_part() {  # NAME COMMAND...
   "${@:2}" >"$logs/$1" 2>&1 &
-  started=$!
+  started[$1]=$!
 }
 await_part() {  # NAME
   local status=0
-  wait "$started" || status=$?
+  wait "${started[$1]}" || status=$?
   cat "$logs/$1"
   part_ended "$1" "$status"
 }
@@ -278,13 +279,12 @@ test_windows() {
     MHA_TEST_ROUNDS=0.3 run_tests build-windows -L '^(bits|cache|interface|objects)$'
   fi
 }
-[[ $matrix == quick || $(uname -m) != x86_64 ]] || test_windows
-test_four_lanes() {  # FOLDER TOOLCHAIN
+build_four_lanes() {  # FOLDER TOOLCHAIN
   configure "$1" Release -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/cmake/$2.cmake" -DMHA_SHARED=OFF \
     "${library[@]}"
   build "$1" --target tests_published
-  run_tests "$1" -L '^published$'
-  [[ $matrix == all ]] || return 0
+}
+test_more_of_four_lanes() {  # FOLDER
   build "$1" --target tests_brief tests_machine tests_interface
   # Without what takes many minutes so, or repeats the published results.
   MHA_TEST_ROUNDS=0.1 run_tests "$1" -L '^(brief|machine|interface)$' \
@@ -296,23 +296,33 @@ test_wasm() {
     skip "WebAssembly, which needs tools/bindings/wasm/setup.sh"
     return
   fi
-  test_four_lanes build-wasm wasm
+  build_four_lanes build-wasm wasm
+  run_tests build-wasm -L '^published$'
   [[ $matrix == all ]] || return 0
+  test_more_of_four_lanes build-wasm
   local run=(build/wasm/venv/bin/python tools/cmake/wasi.py) of=build-wasm/bin/mha_test_published
   run_part "wasmtime" "${run[@]}" default $of wasm_simd128 wasm_relaxed
   run_part "wasmtime, deterministic" "${run[@]}" deterministic $of wasm_relaxed wasm_signed_dot
 }
-test_riscv_vectors() {
+# One emulated program, which takes one processor for a minute and a half.
+published="the published results on build-riscv64-vectors"
+start_riscv_vectors() {
   if ! command -v clang++-19 >/dev/null || ! command -v riscv64-linux-gnu-g++ >/dev/null; then
     skip "the kernels for vectors of RISC-V, which need Debian's clang-19 and g++-riscv64-linux-gnu"
     return
   fi
-  test_four_lanes build-riscv64-vectors riscv64-clang
+  build_four_lanes build-riscv64-vectors riscv64-clang
+  say "testing build-riscv64-vectors, in parallel with what follows"
+  start_part "$published" ctest --test-dir build-riscv64-vectors --output-on-failure \
+    --no-tests=error -L '^published$'
 }
 if [[ $matrix != quick ]]; then
+  start_riscv_vectors
+  [[ $(uname -m) != x86_64 ]] || test_windows
   test_wasm
-  test_riscv_vectors
+  [[ ! ${started[$published]-} ]] || await_part "$published"
 fi
+[[ $matrix != all || ! ${started[$published]-} ]] || test_more_of_four_lanes build-riscv64-vectors
 test_objects() {  # BUILD_TYPE
   local folder=build-${1,,}
   configure "$folder" "$1" "${library[@]}"
