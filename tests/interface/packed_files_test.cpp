@@ -136,8 +136,9 @@ void Write(const std::string &kind, const std::string &name, const Memory &bytes
                sum.c_str());
   for (size_t i = 0; i < bytes.size(); i++)
     std::fprintf(out, "%02x", static_cast<const unsigned char *>(bytes.data())[i]);
-  std::fputs("\n", out);
-  std::fclose(out);
+  const bool is_written = std::fputs("\n", out) >= 0 && std::ferror(out) == 0;
+  if (std::fclose(out) != 0 || !is_written)
+    throw std::runtime_error(MHA_PACKED_FILES " cannot be written");
 }
 
 void WriteLayer(const std::string &name, uint32_t type, uint32_t arithmetic, uint32_t gate) {

@@ -5,7 +5,7 @@ import sys
 try:
     from wasmtime import Config, Engine, ExitTrap, Linker, Module, Store, WasiConfig
 except ImportError:
-    print("wasmtime is not there; tools/bindings/wasm/setup.sh installs it")
+    print("wasmtime is not installed; tools/bindings/wasm/setup.sh installs it")
     sys.exit(3)
 
 config, wasi = Config(), WasiConfig()

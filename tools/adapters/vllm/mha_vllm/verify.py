@@ -20,11 +20,12 @@ from typing import Any
 
 _batched = dict(max_num_seqs=16, max_num_batched_tokens=2048, enable_prefix_caching=False)
 _settings = dict(kv_cache_memory_bytes=1 << 28, disable_log_stats=True)
+_block = 32  # the least of vLLM's own attention
 _engines: dict[str, dict[str, Any]] = {
     "whole": _batched,
     "chunks": {**_batched, "max_num_seqs": 7, "max_num_batched_tokens": 64},
     "caching": dict(max_num_seqs=9, max_num_batched_tokens=200, enable_prefix_caching=True),
-    "small": {**_batched, "block_size": 16, "disable_log_stats": False},
+    "small": {**_batched, "block_size": _block, "disable_log_stats": False},
 }
 # name, engine, order of the requests, threads, whether each is alone
 _scenarios = [
@@ -119,7 +120,7 @@ def count(arguments: argparse.Namespace) -> dict[str, int | None]:
         enforce_eager=not arguments.compile,
         tensor_parallel_size=arguments.tensor_parallel,
     )
-    reference, found, engine, at, made = [], {}, None, None, []
+    reference, found, engine, at, made, is_pooling = [], {}, None, None, [], False
     first = ("", "whole", "given", 1, True)
     for name, kind, which, threads, is_alone in [first, *_scenarios]:
         if arguments.tensor_parallel > 1 and (name == "alone, two threads"):
@@ -130,17 +131,18 @@ def count(arguments: argparse.Namespace) -> dict[str, int | None]:
             if at is not None:
                 cleanup_dist_env_and_memory()
             if kind == "small":  # the first prompts fill it, beside a block of vLLM's
-                least, blocks = settings["max_model_len"] // 16 + 1, 1
+                least, blocks = settings["max_model_len"] // _block + 1, 1
                 for i in order[which]:
-                    blocks += -(-len(made[i]) // 16) if blocks <= least else 0
+                    blocks += -(-len(made[i]) // _block) if blocks <= least else 0
                 settings["num_gpu_blocks_override"] = blocks
             try:
                 engine = LLM(**{**settings, **_engines[kind]})
             except ValueError as error:
-                is_refused = kind == "small" or "max_num_batched_tokens" in str(error)
+                # Models of embeddings see a prompt at once, so that chunks and small caches fail.
+                is_refused = is_pooling if kind == "small" else "_batched_tokens" in str(error)
                 if kind == "whole" or not is_refused:
                     raise
-                found[name] = None  # models of embeddings see a prompt at once
+                found[name] = None
                 engine, at = None, None
                 continue
             at = kind
@@ -162,6 +164,7 @@ def count(arguments: argparse.Namespace) -> dict[str, int | None]:
         elif kind != "small" or _preemptions(engine):
             found[name] = differing(reference, answers)
         else:
+            print(f"{name}: vLLM preempted no request", file=sys.stderr)
             found[name] = None
     return found
 

@@ -245,27 +245,9 @@ def _convolution(original, strict):
         weights = channels, weight.shape[-1], kernel.data_ptr(), at_offset
         options = activations["silu" if activation else "none"], 0
         extents = _openmp.scheduler(torch.get_num_threads()), batch or _empty, rows or _empty
-        of_x, to = (x.data_ptr(), types[x.dtype], 0), (output.data_ptr(), types[x.dtype], 0)
-        size, strides = ctypes.sizeof(args), strides_of(x)
-        _pack_conv(
-            args,
-            0,
-            size,
-            *weights,
-            *options,
-            *extents,
-            *of_x,
-            *strides,
-            0,
-            0,
-            *to,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-        )
+        of_x = x.data_ptr(), types[x.dtype], 0, *strides_of(x), 0, 0
+        to = output.data_ptr(), types[x.dtype], *(0,) * 7
+        _pack_conv(args, 0, ctypes.sizeof(args), *weights, *options, *extents, *of_x, *to)
         _run("mha_causal_conv", args)
         return output.transpose(1, 2)
 

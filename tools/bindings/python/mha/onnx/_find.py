@@ -197,7 +197,8 @@ class Finder:
             raise Left(f"nothing is known of the shape of the mask '{name}'")
         return shape
 
-    def columns_of(self, name):
+    def shape_with_keys(self, name):
+        """The shape of a mask, of which the last extent must be that of the keys."""
         shape = self.mask_shape(name)
         if not 1 <= len(shape) <= 4 or shape[-1] == 1:
             raise Left(
@@ -210,7 +211,7 @@ class Finder:
         """Refuses a mask that has one column for all keys, or nothing is known of its columns;
         `keys` is what is known of the number of keys. Names of dimensions are taken for theirs,
         those that shape inference makes too, as where a mask is cut out of a longer one."""
-        shape = self.columns_of(name)
+        shape = self.shape_with_keys(name)
         if shape[-1] is None or (
             isinstance(shape[-1], str) and shape[-1].startswith("?") and shape[-1] != keys
         ):
@@ -222,7 +223,7 @@ class Finder:
     def added(self, name):
         """A mask that com.microsoft's operators add to the scores, [batch or 1, heads or 1, rows,
         keys]."""
-        self.columns_of(name)
+        self.shape_with_keys(name)
         self.expect_float(name)
         return "add", name
 

@@ -254,13 +254,14 @@ _no_residual = (0,) * 7
 
 
 def _kernel(x, packed, out_features):
-    layer, shape, packed = view(_library._loaded(), packed)
+    layer, shape, packed = view(_library._library or _library._loaded(), packed)
     inputs = shape.num_heads * shape.head_dim_v or shape.query_dim
     return _compute(layer, inputs, shape.output_dim, x, out_features)
 
 
 def _compute(layer, inputs, outputs, x, out_features):
-    """The product of `x` with the weights of a layer, of which the numbers are known."""
+    """The product of `x` with the weights of a layer that has so many inputs and outputs; the
+    caller expects `out_features` of these."""
     extents = x.shape
     if not extents or extents[-1] != inputs or out_features != outputs:
         raise ValueError(
