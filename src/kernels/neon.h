@@ -13,17 +13,8 @@ namespace {
 using Vector = xsimd::batch<float, xsimd::neon64>;
 using Quad = Vector;
 
-// NEON has 32 registers of 4 floats: 6 rows times 4 vectors are 24 sums.
 template <>
-struct TileShape<4> {
-  static constexpr int registers = 32;
-  static constexpr int max_rows = 6, attend_rows = 6, exp_vectors = 2;
-  static constexpr int panels_at_once(int64_t) { return 1; }
-  static constexpr int project_vectors(int rows) { return rows <= 2 ? 12 : rows <= 4 ? 6 : 4; }
-  static constexpr int key_tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
-  static constexpr int context_vectors(int) { return 4; }
-  static constexpr bool has_few_row_forms = false;
-};
+struct TileShape<4> : TilesOf32Registers {};
 
 }  // namespace
 }  // namespace mha

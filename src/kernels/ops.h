@@ -149,6 +149,17 @@ alignas(64) constexpr float lane_numbers[16] = {0, 1, 2,  3,  4,  5,  6,  7,
 template <int lanes>
 struct TileShape;
 
+// Of four lanes, with NEON and the vectors of RISC-V: 6 rows times 4 vectors are 24 sums.
+struct TilesOf32Registers {
+  static constexpr int registers = 32;
+  static constexpr int max_rows = 6, attend_rows = 6, exp_vectors = 2;
+  static constexpr int panels_at_once(int64_t) { return 1; }
+  static constexpr int project_vectors(int rows) { return rows <= 2 ? 12 : rows <= 4 ? 6 : 4; }
+  static constexpr int key_tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+  static constexpr int context_vectors(int) { return 4; }
+  static constexpr bool has_few_row_forms = false;
+};
+
 // Calls put(V{}, i) for i = 0, V::size, ... as long as a whole vector is left of `count` elements,
 // and put(Scalar{}, i) for each element after that.
 template <class V, class Put>
