@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Measures all figures of README.md and src/docs again, part by part, and writes their tables and
-pictures. Tables keep the figures of the processor that was measured before.
+"""Measures layers, attention, arithmetic, decoders and models beside other libraries again, part by
+part, and writes their tables and pictures. Tables keep the figures of the processor that was
+measured before.
 
 Each run first builds what it measures, so that the figures name the commit that was measured;
 commit your changes before. The results of a part stay in build/rivals, so that parts can be

@@ -94,7 +94,8 @@ def differing(reference: Iterable[tuple], found: Iterable[tuple]) -> int:
 
 
 def count(arguments: argparse.Namespace) -> dict[str, int | None]:
-    """The number of requests that differ in each scenario, None where it cannot be had."""
+    """The number of requests that differ in each scenario; None: vLLM refused the scenario, or did
+    not preempt."""
     os.environ["OMP_NUM_THREADS"] = "2"
     if arguments.tensor_parallel == 1:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # threads are of this process
